@@ -39,6 +39,7 @@ from ..targets.refusal import Refusal
 from ..targets.target import Target
 from .bfloat16 import compute_bfloat16
 from .bound_names import reach_bound_names
+from .float8 import convert_float8
 from .reductions import by_slices
 
 FIRST_THAT_INDEXES = (3, 7)
@@ -144,6 +145,7 @@ def _hasten(interpreter: Any) -> None:  # noqa: ANN401  a module
         builder.options = replace(options, sanitize_overflow=False)
     by_slices(interpreter)
     compute_bfloat16(interpreter)
+    convert_float8(interpreter)
     if hasattr(interpreter, "_LangPatchScope"):
         patch = interpreter._patch_lang  # noqa: SLF001  there is no public way to it
         once = _once(patch, interpreter)
