@@ -16,6 +16,7 @@ from rich.text import Text
 
 from ...fixtures import CORPUS, files_of
 from ...impl import ImplementationNotFoundError, Target, UnsupportedError
+from ...impl.gpu.interpreted import NOTE
 from ...impl.registry import resolve_name
 from ...properties.findings.cases import MUST_FAIL
 from ...properties.findings.corpus import checked_case
@@ -274,6 +275,17 @@ def _recorded(data: dict[str, Any]) -> str:
     return str(verdict.get("kind", "")) if isinstance(verdict, dict) else ""
 
 
+def _details(law: Law, problem: Problem, verdict: Verdict) -> Iterator[tuple[str, str]]:
+    """Yield labelled lines on what was judged, and what is wrong in it."""
+    yield "law", law.statement
+    yield from (("wrong", each) for each in element_lines(verdict))
+    yield from (("printed", each) for each in printed_lines(verdict))
+    if verdict.interpreted:
+        yield "interpreted", NOTE
+    yield "problem", compact(problem)
+    yield "default", defaults(problem)
+
+
 def _tell(
     path: Path, name: str, law: Law, problem: Problem, verdict: Verdict, recorded: str
 ) -> int:
@@ -297,12 +309,7 @@ def _tell(
     say(out, f"{title}  {name}  {law.name}", message or law.statement, style=verdict.status)
     for line in trace_lines(verdict):
         out.print(Text(f"    {one_line(line)}", "dim"), soft_wrap=True)
-    command(out, "law", law.statement)
-    for line in element_lines(verdict):
-        command(out, "wrong", line)
-    for line in printed_lines(verdict):
-        command(out, "printed", line)
-    command(out, "problem", compact(problem))
-    command(out, "default", defaults(problem))
+    for label, text in _details(law, problem, verdict):
+        command(out, label, text)
     out.print(Text(one_line(meaning), style_of("PASS" if not code else "FAIL")), soft_wrap=True)
     return code

@@ -18,6 +18,7 @@ from ...properties.findings.text_format import PRINTED_LINES, printed_lines, tra
 from ...properties.verdicts.text import compact, count_of, one_line, printable
 from .outline import (
     in_order,
+    interpreted_text,
     known_causes,
     laws_not_run,
     not_run,
@@ -80,6 +81,8 @@ def print_summary(out: Console, summary: Summary, *, verbose: bool = False) -> N
     _print_known(out, summary, verbose=verbose)
     _print_weak(out, reports, summary, verbose=verbose)
     _print_passed(out, reports, summary, verbose=verbose)
+    if told := interpreted_text(summary, verbose=verbose):
+        line(out, "interpreted", one_line(told), "yellow")
     if replayed(summary.report):
         line(out, "corpus", replayed(summary.report), "dim")
     _print_not_run(out, summary, verbose=verbose)

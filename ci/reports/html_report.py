@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ...impl.gpu.interpreted import CAVEATS, NOTE
 from ...properties.findings.cases import versions
 from ...properties.findings.causes import Cause
 from ...properties.findings.coverage import EDGES, Coverage, gaps_text
@@ -85,6 +86,9 @@ def to_html(summary: Summary) -> str:
         laws=[(each.name, [_law(law) for law in each.laws]) for each in run if each.laws],
         said=[(name, STATEMENTS.get(name, "")) for name in _laws_of(run)],
         levels=LEVEL_WORDS,
+        interpreted=[each.name for each in run if each.interpreted],
+        interpreted_note=f"{NOTE[0].upper()}{NOTE[1:]}.",
+        caveats=CAVEATS,
     )
 
 
@@ -127,7 +131,15 @@ def _row(report: ImplementationReport, summary: Summary) -> tuple[object, ...]:
         len(known_entries(report)),
         round(seconds(report), 1),
         "; ".join(
-            filter(None, (note, *report.claims, *(f"left {each.text}" for each in report.left)))
+            filter(
+                None,
+                (
+                    note,
+                    "interpreted" if report.interpreted else "",
+                    *report.claims,
+                    *(f"left {each.text}" for each in report.left),
+                ),
+            )
         ),
     )
 

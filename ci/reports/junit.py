@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from xml.etree import ElementTree as ET
 
+from ...impl.gpu.interpreted import CAVEATS, NOTE
 from ...properties.findings.causes import Cause, cause_of, causes_of
 from ...properties.findings.coverage import gaps_text
 from ...properties.findings.report import Finding, ImplementationReport, LawReport
@@ -56,6 +57,7 @@ def _suite(report: ImplementationReport, summary: Summary) -> ET.Element:
         replayed=report.corpus.replayed,
         coverage=report.coverage.text,
         **({"claims": "; ".join(report.claims)} if report.claims else {}),
+        **({"interpreted": "; ".join((NOTE, *CAVEATS))} if report.interpreted else {}),
         **({"incomplete": gaps_text(report.coverage.gaps)} if report.coverage.gaps else {}),
         **({"left": "; ".join(each.text for each in report.left)} if report.left else {}),
         **{f"target.{name}": value for name, value in summary.report.target.items() if value},

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ...impl.gpu.interpreted import CAVEATS, NOTE
 from ...properties.findings.not_run import ENDED, JUDGED, LAWS, Reason, reason_of, reasons_text
 from ...properties.findings.report import ImplementationReport, LawReport
 from ...properties.verdicts.text import count_of
@@ -16,6 +17,8 @@ from .summary import Known, Summary, known_findings, state
 
 ORDER = ("ERROR", "FINDINGS", "KNOWN", "INCOMPLETE", "PASS", "UNJUDGED", "UNSUPPORTED")
 """States of implementations, see ``state``, in the order of a report."""
+MOST_NAMED = 3
+"""Most implementations that a line on all of them names."""
 LEAST_REASON = 40
 """Characters of a known cause's reason that its line always has; ``-v`` prints all of it."""
 _ISSUE = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+)/(?:issues|pull)/(\d+)")
@@ -91,6 +94,23 @@ def _idle(report: ImplementationReport, *, ended: bool) -> str:
 def not_run_text(reasons: Sequence[Reason], of: int) -> str:
     """Return how many implementations were not run and why, in one line."""
     return f"{len(reasons)} of {count_of(of, 'implementation')}: {reasons_text(reasons)}"
+
+
+def interpreted_text(summary: Summary, *, verbose: bool = False) -> str:
+    """Return which implementations Triton's interpreter ran, and what that leaves open.
+
+    Args:
+        summary: of the run.
+        verbose: give all names, however many there are, and each caveat.
+    """
+    names = [each.name for each in summary.report.implementations if each.interpreted]
+    if not names:
+        return ""
+    named = len(names) <= MOST_NAMED or verbose
+    who = ", ".join(names) if named else f"{len(names)} implementations (-v names them)"
+    if not verbose:
+        return f"{who}: {NOTE}"
+    return f"{who}: {NOTE}: {'; '.join(CAVEATS)}"
 
 
 def passed_text(summary: Summary) -> str:

@@ -4,12 +4,13 @@
 The interpreter keeps bfloat16 as 16-bit integers, and computes with these: ``tl.dot`` multiplies
 bit patterns, a sum adds them, and a cast from float32 drops bits where a GPU rounds to nearest.
 Here its builder computes in float32, exactly, and rounds each result to bfloat16 once, as the
-instructions of compute capability 9.0 do. Left as they are: atomic operations, and what moves
-numbers without computing.
+instructions of compute capability 9.0 do, atomic additions too. What moves numbers without
+computing is left as it is.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ def compute_bfloat16(interpreter: Any) -> None:
             setattr(builder, name, _in_float32(interpreter, getattr(builder, name)))
     builder.cast_impl = _cast(interpreter, builder.cast_impl)
     builder.create_fp_to_fp = _to_fp(interpreter, builder.create_fp_to_fp)
+    builder.create_atomic_rmw = _atomic(interpreter, builder.create_atomic_rmw)
 
 
 def decoded(codes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -38,7 +40,7 @@ def decoded(codes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def encoded(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return the bit patterns of the nearest bfloat16 of float32, ties to even."""
-    bits = np.ascontiguousarray(numbers, dtype=np.float32).view(np.uint32)
+    bits = np.asarray(numbers, dtype=np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> HIGH) & 1)) >> HIGH
     return np.where(np.isnan(numbers), QUIET, rounded).astype(np.uint16)
 
@@ -102,3 +104,23 @@ def _to_fp(interpreter: Any, convert: Callable[..., Any]) -> Callable[..., Any]:
         return builder.cast_impl(source, target)
 
     return through_float32
+
+
+def _atomic(interpreter: Any, change: Callable[..., Any]) -> Callable[..., Any]:
+    bfloat16, addition = interpreter.tl.bfloat16, interpreter._ir.ATOMIC_OP.FADD  # noqa: SLF001
+
+    def added(
+        builder: Any, operation: Any, pointers: Any, numbers: Any, mask: Any, *order: Any
+    ) -> Any:
+        if numbers.dtype.scalar != bfloat16 or operation != addition:
+            return change(builder, operation, pointers, numbers, mask, *order)
+        places, summands, chosen = np.broadcast_arrays(pointers.data, numbers.data, mask.data)
+        before = np.zeros(places.shape, dtype=np.uint16)
+        for at in np.ndindex(places.shape):  # two of them may be of one place
+            if chosen[at]:
+                cell = ctypes.c_uint16.from_address(int(places[at]))
+                before[at] = cell.value
+                cell.value = int(encoded(decoded(before[at]) + decoded(summands[at])))
+        return interpreter.TensorHandle(before, bfloat16)
+
+    return added

@@ -40,6 +40,7 @@ from ..targets.target import Target
 from .bfloat16 import compute_bfloat16
 from .bound_names import reach_bound_names
 from .float8 import convert_float8
+from .interpreted import INTERPRETER, before_first_launch, count_launches
 from .reductions import by_slices
 
 FIRST_THAT_INDEXES = (3, 7)
@@ -131,9 +132,14 @@ def _splat_conditions(splat: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def hasten() -> None:
-    """Let Triton's interpreter, if it is imported here, work less and reach bound names."""
-    if (interpreter := sys.modules.get("triton.runtime.interpreter")) is not None:
+    """Let Triton's interpreter work less, reach bound names, and compute as a GPU does.
+
+    Where it is not imported yet, that is done at its first launch.
+    """
+    if (interpreter := sys.modules.get(INTERPRETER)) is not None:
         _hasten(interpreter)
+    elif os.environ.get("TRITON_INTERPRET") == "1":
+        before_first_launch(_hasten)
 
 
 @functools.cache
@@ -143,6 +149,7 @@ def _hasten(interpreter: Any) -> None:  # noqa: ANN401  a module
     # Each integer operation is done again in 64 bits, for an assertion that only debug makes.
     if getattr(options, "sanitize_overflow", False) and not getattr(options, "debug", True):
         builder.options = replace(options, sanitize_overflow=False)
+    count_launches(interpreter)
     by_slices(interpreter)
     compute_bfloat16(interpreter)
     convert_float8(interpreter)

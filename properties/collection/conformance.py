@@ -269,7 +269,7 @@ class Suite:
         entry = candidate.explanation(law, verdict, problem)
         passes = known if known is not None and not verdict.bad else None
         verdict = passes.retired(law, verdict) if passes else verdict
-        found = LawReport(law, judged=1)
+        found = LawReport(law, judged=1, interpreted=verdict.interpreted)
         if verdict.status == "PASS":
             return Judged("passed", properties=_counts(found))
         found.known.update([entry.id] if entry else [])
@@ -388,4 +388,5 @@ def _counts(found: LawReport) -> dict[str, str | int | float]:
         "worst_ratio": round(found.worst_ratio, 4),
         "seconds": round(found.seconds, 3),
         **({"ended": found.ended} if found.ended in EARLY else {}),
+        **({"interpreted": True} if found.interpreted else {}),
     }

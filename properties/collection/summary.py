@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ...impl.gpu.interpreted import NOTE
 from ..findings.not_run import BROKEN, reasons_text
 from ..verdicts.text import count_of, one_line
 
@@ -66,8 +67,8 @@ class Tally:
         for item in self.told.values():
             if item.get("code") == BROKEN:
                 terminalreporter.line(f"left out: {one_line(item['reason'])}", yellow=True)
-        for sentence in dict.fromkeys(self.left):
-            terminalreporter.line(f"note: {one_line(sentence)}", yellow=True)
+        for sentence in self._notes():
+            terminalreporter.line(one_line(sentence), yellow=True)
         passed = [each for each in self.told.values() if each["outcome"] == "passed"]
         terminalreporter.line(f"passed: {len(passed)} of {count_of(len(self.told), 'item')}")
         for line in self._not_run(verbose=verbose):
@@ -113,6 +114,13 @@ class Tally:
             yield f"{count_of(early, 'item')} ended early, out of time"
         if cut := ended.count("stopped"):
             yield f"{count_of(cut, 'item')} interrupted"
+
+    def _notes(self) -> Iterator[str]:
+        """Yield which implementations Triton's interpreter ran, and what any have left behind."""
+        items = [each for each in self.told.values() if each.get("interpreted")]
+        if names := dict.fromkeys(str(each["implementation"]) for each in items):
+            yield f"interpreted: {', '.join(names)}: {NOTE}"
+        yield from (f"note: {each}" for each in dict.fromkeys(self.left))
 
     def _not_run(self, *, verbose: bool) -> Iterator[str]:
         items = [item for item in self.told.values() if "code" in item]

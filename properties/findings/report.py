@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from ...impl.gpu.interpreted import CAVEATS
 from ...impl.targets.refusal import Refusal
 from ...impl.targets.registrations import Registration
 from ...reference import Problem
@@ -129,6 +130,7 @@ class LawReport:
             found nothing to judge; ``rare``: too little.
         without_long: why its one very long problem was not judged; empty where it was, or the
             profile has none.
+        interpreted: Triton's interpreter ran kernels of it.
     """
 
     law: str
@@ -149,6 +151,7 @@ class LawReport:
     lost: str = ""
     problems: dict[str, ProblemVerdict] = field(default_factory=dict)
     without_long: str = ""
+    interpreted: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dictionary."""
@@ -177,6 +180,7 @@ class LawReport:
         self.rejected += first.rejected
         self.flaky += first.flaky
         self.seconds += first.seconds
+        self.interpreted = self.interpreted or first.interpreted
         self.known = first.known + self.known
         self.passing_ratio = max(self.passing_ratio, first.passing_ratio)
         self.ratios = first.ratios + self.ratios
@@ -311,6 +315,11 @@ class ImplementationReport:
         return list(self.declared.get("claims", ())) if self.judged else []
 
     @property
+    def interpreted(self) -> bool:
+        """Whether Triton's interpreter ran kernels of it, on a CPU."""
+        return any(law.interpreted for law in self.laws)
+
+    @property
     def ratios(self) -> list[int]:
         """Problems by the bin of their worst error over its bound, see ``RATIO_EDGES``."""
         counts = sum((law.ratios for law in self.laws), Counter[int]())
@@ -330,6 +339,8 @@ class ImplementationReport:
             "provider": self.declared.get("provider", ""),
             "provider_version": self.declared.get("provider_version"),
             "claims": self.claims,
+            "interpreted": self.interpreted,
+            "caveats": list(CAVEATS) if self.interpreted else [],
             "cost": self.cost,
             "call_seconds": round(self.call_seconds, 6),
             "judged": self.judged,

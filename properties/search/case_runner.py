@@ -210,6 +210,7 @@ class CaseRunner:
 
     def _counted(self, problem: Problem, verdict: Verdict) -> Verdict:
         report = self.report
+        report.interpreted = report.interpreted or verdict.interpreted
         if verdict.bad:
             entry = self.candidate.explanation(self.law.name, verdict, problem)
             if entry is not None:

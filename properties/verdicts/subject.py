@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from ...impl import Implementation, Target, UnsupportedError
+from ...impl.gpu.interpreted import launches as interpreted_launches
 from ...impl.gpu.triton_interpreter import hasten
 from ...impl.protocol import Session
 from ...impl.targets.exceptions import message_of
@@ -67,6 +68,7 @@ class Subject:
         self.launches = launches
         self.seconds = 0.0
         self.calls = 0
+        self.interpreted = False
         self.buffers: dict[str, torch.Tensor] = {}
         self._ends: dict[str, int] = {}
         self._gaps: list[tuple[str, torch.Tensor]] = []
@@ -166,6 +168,7 @@ class Subject:
             stage = "run" if module is None or module in self._compiled else "compile"
         before = _frames(inputs)
         hasten()
+        launched = interpreted_launches()
         start = perf_counter()
         try:
             with self._stages.stage(stage), filled_scratch():
@@ -180,6 +183,8 @@ class Subject:
             with self._stages.stage("run"):  # its __str__ may not return
                 verdict = crash(error)
             raise Stop(verdict) from error
+        finally:
+            self.interpreted = self.interpreted or interpreted_launches() > launched
         try:
             after = _frames(inputs)
         except Exception:  # noqa: BLE001  of whatever the call has made of the record

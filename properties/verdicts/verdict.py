@@ -52,6 +52,7 @@ class Verdict:
             ``at``, the element's place by axis (request, token, head, page, channel).
         ignored: of a FAIL of kind insensitive, the options that the answer shows to be ignored: it
             stays the same, and is right where they are off.
+        interpreted: Triton's interpreter ran kernels of it, on a CPU.
         printed: of a finding, the end of what its process printed in that case.
     """
 
@@ -69,6 +70,7 @@ class Verdict:
     worst: Sequence[Mapping[str, Any]] = ()
     printed: str = ""
     ignored: Sequence[str] = ()
+    interpreted: bool = False
 
     @property
     def bad(self) -> bool:
@@ -77,7 +79,7 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dictionary."""
-        optional = ("about", "element", "error_map", "worst", "printed", "ignored")
+        optional = ("about", "element", "error_map", "worst", "printed", "ignored", "interpreted")
         return {name: value for name, value in vars(self).items() if value or name not in optional}
 
     @classmethod

@@ -159,7 +159,7 @@ class Server:
         changed = [each for each in now if not torch.equal(now[each], self._given[each])]
         self._given |= {each: now[each].clone() for each in changed}
         about = {"seconds": subject.seconds - before[0], "calls": subject.calls - before[1]}
-        answer = {"result": told, "changed": changed, **about}
+        answer = {"result": told, "changed": changed, **about, "interpreted": subject.interpreted}
         return answer, [*(self._given[each] for each in changed), *tensors]
 
 
@@ -220,7 +220,9 @@ class RemoteSubject(Subject):
             seconds, calls = float(answer["seconds"]), int(answer["calls"])
             if not (0 <= seconds < math.inf and 0 <= calls <= 1):
                 raise ValueError(seconds, calls)
+            interpreted = bool(answer["interpreted"])
         self.seconds, self.calls = self.seconds + seconds, self.calls + calls
+        self.interpreted = self.interpreted or interpreted
         return result
 
     def usable(self, name: str, tensor: torch.Tensor) -> torch.Tensor:

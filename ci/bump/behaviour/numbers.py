@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ....impl.gpu.interpreted import NOTE
 from ....properties.verdicts.text import count_of
 from ..sides.releases import BASELINE, CANDIDATE, SIDES
 from .comparison import Compared, Tried
@@ -26,7 +27,7 @@ def implementation_json(found: Compared) -> dict[str, Any]:
         "runs": list(found.runs),
         "reasons": {**found.reasons, **found.errors},
         "judged": sum(_any_judged(each) for each in found.tried),
-        "claims": list(found.claims),
+        "claims": [*found.claims, *([f"is interpreted: {NOTE}"] if _interpreted(found) else [])],
         "laws": [_law_json(law, members, found) for law, members in by_law.items()],
         "ratios": {side: _ratios(found, side) for side in found.runs},
         "bits": {
@@ -36,6 +37,10 @@ def implementation_json(found: Compared) -> dict[str, Any]:
         },
         "modules": max(map(len, found.builds.values()), default=0),
     }
+
+
+def _interpreted(found: Compared) -> bool:
+    return any(each.interpreted for tried in found.tried for each in tried.verdicts.values())
 
 
 def replayed(compared: Sequence[Compared]) -> dict[str, int]:

@@ -32,6 +32,14 @@ def kernel(a, b, dot, fused, larger, less, chosen, ints, back, N: tl.constexpr):
     tl.store(ints + places, (x * 100).to(tl.int32))
     tl.store(back + places, (tl.load(dot + places) + 0.001).to(tl.bfloat16))
 
+@triton.jit
+def add_up(numbers, total, before, N: tl.constexpr):
+    places = tl.arange(0, N)
+    number = tl.load(numbers + places)
+    tl.atomic_add(total + places % 2, number, mask=places < N - 1)
+    old = tl.atomic_add(total + 2, 1.5)
+    tl.store(before, old)
+
 hasten()
 torch.manual_seed(0)
 N = 32
@@ -47,6 +55,15 @@ assert torch.equal(less, (a < b).int())
 assert torch.equal(chosen, torch.where(a < b, -a, b.abs()) / b)
 assert torch.equal(ints, (a * 100).int())
 assert torch.equal(back, (dot + 0.001).bfloat16())
+numbers = torch.randn(16).bfloat16()
+total, before = torch.full((3,), 3.0).bfloat16(), torch.zeros(1).bfloat16()
+add_up[(1,)](numbers, total, before, 16)
+wanted = torch.full((3,), 3.0).bfloat16()
+for place, number in enumerate(numbers[:-1]):
+    wanted[place % 2] += number
+wanted[2] += 1.5
+assert torch.equal(total, wanted), (total, wanted)
+assert before.item() == 3.0
 """
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kernelproof.impl.gpu.interpreted import NOTE
 from kernelproof.properties import plugin
 from kernelproof.properties.collection.summary import Tally
 from kernelproof.properties.collection.xdist_lock import kept
@@ -47,6 +48,12 @@ def printed(*items: dict[str, Any], verbose: int = 0) -> list[str]:
     tally = Tally((), {str(number): each for number, each in enumerate(items)})
     tally.pytest_terminal_summary(reporter, config)
     return list(reporter.lines)
+
+
+def test_what_the_interpreter_ran_is_named_once() -> None:
+    lines = printed(item(interpreted=True), item(law="soak", interpreted=True), item("other"))
+    assert [each for each in lines if "interpreted" in each] == [f"interpreted: mine: {NOTE}"]
+    assert not [each for each in printed(item()) if "interpreted" in each]
 
 
 def test_the_verdict_is_first_and_the_rest_in_order() -> None:

@@ -1,0 +1,98 @@
+# ruff: noqa: ANN401  what the interpreter hands on is of no type that this file could name
+"""Whether kernels ran in Triton's interpreter, and what that does not show of a GPU."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+INTERPRETER = "triton.runtime.interpreter"
+"""Name of the interpreter's module."""
+CAVEATS = (
+    "programs ran one after another: a race between them, or between threads, does not show",
+    "tl.dot summed in float32: TF32, and what tensor cores cut off of FP8, do not show",
+    "nothing was compiled: a compiler's faults, and too little shared memory, do not show",
+    "exp2, log2 and divisions were NumPy's: what a GPU approximates or flushes does not show",
+    "an infinity of float8_e5m2 stayed one in bfloat16, where Triton makes 65536 of it on a GPU",
+)
+"""What a verdict from the interpreter leaves open, a clause each."""
+NOTE = (
+    "run by Triton's interpreter on a CPU: races, what a compiler makes of a kernel, and a GPU's "
+    "own arithmetic were not judged"
+)
+"""The caveats in one line."""
+
+
+class _Launches:
+    count = 0
+
+
+def launches() -> int:
+    """Return how many kernels were launched in the interpreter, in this process so far."""
+    return _Launches.count
+
+
+def count_launches(interpreter: Any) -> None:
+    """Count what the interpreter, a module, launches from now on."""
+    executor = interpreter.GridExecutor
+    executor.__call__ = _counted(executor.__call__)
+
+
+def _counted(launch: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(launch)
+    def launched(*arguments: Any, **options: Any) -> Any:
+        _Launches.count += 1
+        return launch(*arguments, **options)
+
+    return launched
+
+
+@functools.cache
+def before_first_launch(prepare: Callable[[Any], None]) -> None:
+    """Have the interpreter, which is not imported yet, prepared when it first launches a kernel.
+
+    A kernel's file may import Triton as late as in the call. When the interpreter is imported, the
+    language that it interprets is not whole yet.
+    """
+    sys.meta_path.insert(0, _Finder(prepare))
+
+
+class _Finder:
+    """Finds the interpreter's module once, as the import system does without it."""
+
+    def __init__(self, prepare: Callable[[Any], None]) -> None:
+        self._prepare = prepare
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return how the interpreter is loaded; None for any other module."""
+        del path, target
+        if name != INTERPRETER:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            loader.exec_module = self._then_prepared(loader.exec_module)
+        return spec
+
+    def _then_prepared(self, load: Callable[[Any], None]) -> Callable[[Any], None]:
+        def loaded(interpreter: Any) -> None:
+            load(interpreter)
+            executor = interpreter.GridExecutor
+            launch = executor.__call__
+
+            def first(*arguments: Any, **options: Any) -> Any:
+                executor.__call__ = launch
+                self._prepare(interpreter)
+                return executor.__call__(*arguments, **options)
+
+            executor.__call__ = first
+
+        return loaded
