@@ -30,6 +30,7 @@ def compute_bfloat16(interpreter: Any) -> None:
             setattr(builder, name, _in_float32(interpreter, getattr(builder, name)))
     builder.cast_impl = _cast(interpreter, builder.cast_impl)
     builder.create_fp_to_fp = _to_fp(interpreter, builder.create_fp_to_fp)
+    _step_by_step(interpreter)
     builder.create_atomic_rmw = _atomic(interpreter, builder.create_atomic_rmw)
 
 
@@ -104,6 +105,24 @@ def _to_fp(interpreter: Any, convert: Callable[..., Any]) -> Callable[..., Any]:
         return builder.cast_impl(source, target)
 
     return through_float32
+
+
+def _step_by_step(interpreter: Any) -> None:
+    """Combine numbers of reductions and scans by the functions given: NumPy's take integers."""
+    bfloat16, reduce, scan = interpreter.tl.bfloat16, interpreter.ReduceOps, interpreter.ScanOps
+
+    def generic(usual: Callable[..., Any], name: str, *, several: bool) -> Callable[..., Any]:
+        def applied(operation: Any, given: Any) -> Any:
+            first = given[0] if several else given
+            if first.dtype.scalar != bfloat16:
+                return usual(operation, given)
+            return getattr(operation, name)(given if several else [given])
+
+        return applied
+
+    reduce.apply_impl = generic(reduce.apply_impl, "generic_reduce", several=True)
+    scan.cumsum = generic(scan.cumsum, "generic_scan", several=False)
+    scan.cumprod = generic(scan.cumprod, "generic_scan", several=False)
 
 
 def _atomic(interpreter: Any, change: Callable[..., Any]) -> Callable[..., Any]:

@@ -40,6 +40,15 @@ def add_up(numbers, total, before, N: tl.constexpr):
     old = tl.atomic_add(total + 2, 1.5)
     tl.store(before, old)
 
+@triton.jit
+def reduce(a, totals, running, larger, chosen, N: tl.constexpr):
+    row = tl.arange(0, N)
+    x = tl.load(a + row[:, None] * N + row[None, :])
+    tl.store(totals + row, x.sum(axis=0))
+    tl.store(running + row[:, None] * N + row[None, :], tl.cumsum(x, 0))
+    tl.store(larger + row, tl.reduce(x, 0, tl.standard._elementwise_max))
+    tl.store(chosen + row, tl.argmax(x, 0))
+
 hasten()
 torch.manual_seed(0)
 N = 32
@@ -55,6 +64,16 @@ assert torch.equal(less, (a < b).int())
 assert torch.equal(chosen, torch.where(a < b, -a, b.abs()) / b)
 assert torch.equal(ints, (a * 100).int())
 assert torch.equal(back, (dot + 0.001).bfloat16())
+totals, larger = torch.empty(N).bfloat16(), torch.empty(N).bfloat16()
+running, chosen = torch.empty(N, N).bfloat16(), torch.empty(N, dtype=torch.int32)
+reduce[(1,)](a, totals, running, larger, chosen, N)
+steps = a[0].clone()
+for each in a[1:]:
+    steps = steps + each
+assert torch.equal(totals, steps)
+torch.testing.assert_close(running.float(), a.float().cumsum(0), rtol=0.05, atol=0.1)
+assert torch.equal(larger, a.amax(0))
+assert torch.equal(chosen, a.argmax(0).int())
 numbers = torch.randn(16).bfloat16()
 total, before = torch.full((3,), 3.0).bfloat16(), torch.zeros(1).bfloat16()
 add_up[(1,)](numbers, total, before, 16)
