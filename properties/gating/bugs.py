@@ -216,7 +216,7 @@ def permissions_beat_refusals(patch: Patch, shipped: RuleBook) -> RuleBook:
                        for rule, holds in tests)
             for key, tests in index.refusals.items()
         }  # fmt: skip
-        return book.Index(refusals, index.permissions)
+        return index._replace(refusals=refusals)
 
     patch(decision, "index_of", index_of)
     return shipped

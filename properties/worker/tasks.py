@@ -305,8 +305,9 @@ def _judged(subject: Subject, payload: Mapping[str, Any]) -> dict[str, Any]:
         verdict = stop.verdict
     about = problem_from_json(verdict.about) if verdict.about else problem
     verdict = with_places(verdict, about)
-    used = {"seconds": subject.seconds, "calls": subject.calls, "interpreted": subject.interpreted}
-    return replace(verdict, **used).to_json()
+    return replace(
+        verdict, seconds=subject.seconds, calls=subject.calls, interpreted=subject.interpreted
+    ).to_json()
 
 
 def _checked(law: Law, subject: Subject, problem: Problem) -> Verdict:
