@@ -94,7 +94,9 @@ BUMP_SECTION = (
     "--journal",
 )
 """Options of a comparison, as its help lists them together."""
-NOT_OF_BUMP = ("gating", "sanitizer", "examples", "costs", "allow_incomplete", "distrust")
+NOT_OF_BUMP = (
+    "gating", "sanitizer", "examples", "costs", "allow_incomplete", "require_claims", "distrust",
+)  # fmt: skip
 
 
 def side_options(command: Callable[..., int]) -> Callable[..., int]:

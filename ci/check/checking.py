@@ -45,6 +45,7 @@ from ..reports.json_report import to_json
 from ..reports.junit import to_junit
 from ..reports.progress import watch
 from ..reports.summary import Summary, summarise
+from .required_claims import FLAG, RequiredClaims, read_claims
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class Request:
     costs: Path | None = None
     minutes: float | None = None
     allow_incomplete: bool = False
+    require_claims: Path | None = None
     verbose: bool = False
     broken: Sequence[Registration] = ()
     ray: str | None = None
@@ -87,11 +89,12 @@ def examine(request: Request) -> int:
         UsageRefusedError: something that was asked for does not exist or cannot be read.
         MachineError: the device is not there.
     """
-    ledger = Ledger()
+    ledger, required = Ledger(), None
     with ExitStack() as opened:
         try:
             request.outputs.check()
             ledger = _read_ledger(request.expectations)
+            required = _required(request)
             plan = _plan(request, ledger)
             writer = CaseWriter(
                 request.cases, request.operation, ledger, without_rules=plan.without_rules
@@ -105,10 +108,16 @@ def examine(request: Request) -> int:
             with suppress(UsageRefusedError):  # the first error is the one to tell
                 _write_outputs(request, replace(ended, code=error.exit_code))
             raise
-        return _carry_out(request, run, writer, ledger)
+        return _carry_out(request, run, writer, ledger, required)
 
 
-def _carry_out(request: Request, run: Run | Fleet, writer: CaseWriter, ledger: Ledger) -> int:
+def _carry_out(
+    request: Request,
+    run: Run | Fleet,
+    writer: CaseWriter,
+    ledger: Ledger,
+    required: RequiredClaims | None,
+) -> int:
     started, failure = time.monotonic(), ""
     with ended_by_signals(run.end):
         with watch(console(sys.stderr), run, writer, _laws_by_operation(request)):
@@ -119,10 +128,12 @@ def _carry_out(request: Request, run: Run | Fleet, writer: CaseWriter, ledger: L
                 failure = f"{SUITE_FAILED}: {type(error).__name__}: {error}".splitlines()[0]
                 run.report.seconds = time.monotonic() - started
         writer.write_all(run.report)
-        summary = _summarise(request, run.report, ledger, failure=failure)
+        summary = _summarise(request, run.report, ledger, required, failure=failure)
         more: dict[str, Any] = {}
         if isinstance(run, Fleet):
-            more = fleet_to_json(run, partial(_summarise, request, ledger=ledger))
+            more = fleet_to_json(
+                run, partial(_summarise, request, ledger=ledger, required=required)
+            )
         try:
             _write_outputs(request, summary, writer.failed, more)
         finally:
@@ -246,8 +257,22 @@ def _start(plan: Plan) -> Run:
         raise MachineError(str(error)) from error
 
 
+def _required(request: Request) -> RequiredClaims | None:
+    if request.require_claims is None:
+        return None
+    if request.only:
+        message = f"{FLAG} does not go with --only: a value may be refused with these values only"
+        raise UsageRefusedError(message)
+    return read_claims(request.require_claims)
+
+
 def _summarise(
-    request: Request, report: RunReport, ledger: Ledger, *, failure: str = ""
+    request: Request,
+    report: RunReport,
+    ledger: Ledger,
+    required: RequiredClaims | None = None,
+    *,
+    failure: str = "",
 ) -> Summary:
     return summarise(
         report,
@@ -257,6 +282,7 @@ def _summarise(
         laws=request.laws,
         failure=failure,
         allow_incomplete=request.allow_incomplete,
+        lost=required.lost(report, gate=request.gate) if required else (),
     )
 
 

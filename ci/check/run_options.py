@@ -131,6 +131,13 @@ RUN_OPTIONS = (
         help="Exit 0, not 4, where too little was judged.",
     ),
     click.option(
+        "--require-claims",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Fail where a value is refused that is claimed in this file, which an earlier run "
+        "wrote with --json.",
+    ),
+    click.option(
         "--cases",
         type=click.Path(file_okay=False, path_type=Path),
         default=CASES,
@@ -161,6 +168,7 @@ RUN_SECTIONS = {
     ),
     "Known findings": (
         "--expectations", "--policy", "--corpus", "--examples", "--allow-incomplete",
+        "--require-claims",
     ),
     "Machine": ("--device", "--jobs", "--ray", "--resume"),
     "Support rules": ("--gating", "--rules", "--without-rule"),

@@ -164,5 +164,6 @@ class Work:
         for law in merged.laws:
             reached.include(law)
         merged.coverage = reached.coverage(laws, merged.laws)
+        merged.claimed_space = reached.claimed_space()
         for law in merged.laws:
             law.forget(all_of_them=law.finding is None)

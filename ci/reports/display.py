@@ -16,6 +16,7 @@ from ...properties.findings.coverage import gaps_text
 from ...properties.findings.report import ImplementationReport
 from ...properties.findings.text_format import PRINTED_LINES, printed_lines, trace_lines
 from ...properties.verdicts.text import compact, count_of, one_line, printable
+from .claims import claims_count, claims_text, lost_lines
 from .outline import (
     in_order,
     interpreted_text,
@@ -75,6 +76,8 @@ def print_summary(out: Console, summary: Summary, *, verbose: bool = False) -> N
         if report.error:
             say(out, f"ERROR  {report.name}", report.error, style="ERROR")
     print_broken(out, summary.report.broken)
+    for told in lost_lines(summary.lost):
+        line(out, "lost claim", told, style_of("LOST"))
     for report in reports:
         for cause in new_findings(report):
             print_finding(out, cause)
@@ -154,6 +157,11 @@ def _print_passed(
         print_implementations(out, judged)
     for report in judged if verbose or len(judged) <= FEW else ():
         line(out, "coverage", f"{report.name}: {report.coverage.text}", "dim")
+    asked = [each for each in reports if each.claimed_space]
+    for report in asked if verbose or len(asked) <= FEW else ():
+        line(out, "claims", f"{report.name}: {claims_text(report, whole=verbose)}", "dim")
+    if len(asked) > FEW and not verbose:
+        line(out, "claims", f"{claims_count(asked)} (-v names them)", "dim")
 
 
 def _print_not_run(out: Console, summary: Summary, *, verbose: bool) -> None:

@@ -13,6 +13,7 @@ from ...properties.findings.report import ImplementationReport, LawReport
 from ...properties.laws import LAWS
 from ...properties.verdicts.text import compact, defaults, printable
 from ..console.rendering import render
+from .claims import claims_rows, lost_lines
 from .figures import error_maps, heat, spreads
 from .outline import in_order, known_causes, not_run, not_run_text
 from .pictures import LEVEL_WORDS, meter
@@ -83,6 +84,8 @@ def to_html(summary: Summary) -> str:
         heats=list(heat(run)),
         spreads=spreads(run),
         coverage=[_coverage(each.name, each.coverage) for each in run if each.laws],
+        claims=[(each.name, claims_rows(each)) for each in run if each.claimed_space],
+        lost=lost_lines(summary.lost),
         laws=[(each.name, [_law(law) for law in each.laws]) for each in run if each.laws],
         said=[(name, STATEMENTS.get(name, "")) for name in _laws_of(run)],
         levels=LEVEL_WORDS,

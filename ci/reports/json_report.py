@@ -53,6 +53,7 @@ def to_json(summary: Summary) -> dict[str, Any]:
             }
             for each in report.implementations
         ],
+        "lost_claims": [each.to_json() for each in summary.lost],
         "broken": [vars(each) for each in report.broken],
         "ratio_edges": RATIO_EDGES,
         "profile": report.profile,

@@ -13,6 +13,7 @@ from ...properties.findings.report import Finding, ImplementationReport, LawRepo
 from ...properties.findings.text_format import element_lines
 from ...properties.laws import laws_of
 from ...properties.verdicts.text import compact, count_of
+from .claims import lost_lines
 from .outline import in_order
 from .summary import Summary, known_findings, reason_idle, seconds
 
@@ -27,6 +28,12 @@ def to_junit(summary: Summary) -> str:
         suite = ET.SubElement(root, "testsuite", name="kernelproof")
         case = ET.SubElement(suite, "testcase", classname="kernelproof", name="run", time="0")
         _result(case, "error", summary.sentence, summary.failure or summary.report.lost)
+        _count(suite)
+    if summary.lost:
+        suite = ET.SubElement(root, "testsuite", name="claims")
+        for told in lost_lines(summary.lost):
+            case = ET.SubElement(suite, "testcase", classname="claims", name=legal(told), time="0")
+            _result(case, "failure", told)
         _count(suite)
     for report in in_order(summary.report.implementations):
         root.append(_suite(report, summary))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
@@ -20,6 +20,7 @@ from ..console.errors import (
     TERMINATED,
     USAGE,
 )
+from .claims import LostClaim
 
 VERDICTS = {CONFORMING: "conforming", NONCONFORMING: "nonconforming", INCOMPLETE: "incomplete"}
 WORDS = {
@@ -58,6 +59,7 @@ class Summary:
         command: that was given.
         laws: names that ``--law`` selected; all if empty.
         failure: what stopped the suite, if something did.
+        lost: what was claimed once and is refused now.
     """
 
     report: RunReport
@@ -69,6 +71,7 @@ class Summary:
     laws: tuple[str, ...] = ()
     failure: str = ""
     date: str = ""
+    lost: tuple[LostClaim, ...] = ()
 
 
 def summarise(
@@ -80,9 +83,13 @@ def summarise(
     laws: tuple[str, ...] = (),
     failure: str = "",
     allow_incomplete: bool = False,
+    lost: Sequence[LostClaim] = (),
 ) -> Summary:
     """Return the summary of a run, with its verdict as a whole."""
     code, why = _exit_of(report, gate=gate, failure=failure)
+    if lost:
+        why = f"{count_of(len(lost), 'claim')} lost; {why}"
+        code = NONCONFORMING if code in (CONFORMING, INCOMPLETE) else code
     verdict = VERDICTS.get(code, "error")
     if report.interrupted:
         why = f"{report.ended}, this is what was learned until then: {why}"
@@ -92,7 +99,9 @@ def summarise(
     count = count_of(report.judged, "problem")
     sentence = f"{WORDS[verdict]}: {why}; {count} judged in {report.seconds:.1f} s"
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return Summary(report, ledger, verdict, code, sentence, command, laws, failure, date)
+    return Summary(
+        report, ledger, verdict, code, sentence, command, laws, failure, date, tuple(lost)
+    )
 
 
 def _exit_of(report: RunReport, *, gate: bool, failure: str) -> tuple[int, str]:

@@ -15,6 +15,7 @@ from ...impl.targets.registrations import Registration
 from ...reference import Problem
 from ..isolation.leftovers import Left
 from ..verdicts.verdict import Verdict
+from .claimed_space import ClaimedSpace
 from .coverage import Coverage
 
 TIME, INTERRUPTED, TERMINATED = ENDINGS = ("time", "interrupted", "terminated")
@@ -286,6 +287,8 @@ class ImplementationReport:
     """Whether ``error`` is a failure of the suite itself, not of the implementation."""
     coverage: Coverage = field(default_factory=Coverage)
     refused: dict[str, str] = field(default_factory=dict)
+    claimed_space: ClaimedSpace | None = None
+    """Values claimed and refused by axis; None where it was not asked, or refuses everything."""
     declared: dict[str, Any] = field(default_factory=dict)
     """What the worker's ``describe`` says of it."""
     left: list[Left] = field(default_factory=list)
@@ -349,6 +352,8 @@ class ImplementationReport:
             "unsupported_code": self.refusal.code if self.refusal else "",
             "error": self.error,
             "refused": self.refused,
+            "claimed_space": self.claimed_space
+            and {axis: each.to_json() for axis, each in self.claimed_space.items()},
             "modules": self.modules,
             "build_seconds": round(self.build_seconds, 3),
             "seconds": round(self.seconds, 3),

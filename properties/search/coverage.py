@@ -11,6 +11,7 @@ from typing import Any
 
 from ...reference import Problem
 from ...reference.operations import OPERATIONS as REFERENCE
+from ..findings.claimed_space import AxisClaims, ClaimTally, surveyed
 from ..findings.coverage import Coverage, Gap
 from ..findings.report import EARLY, LawReport
 from ..laws import Law
@@ -42,6 +43,15 @@ class Reached:
         self._space = OPERATIONS[axes.operation]
         self._tile, self._split = int(declared.get("tile") or 0), int(declared.get("split") or 0)
         self._values = _Values(axes, REFERENCE[axes.operation].problem)
+        space = all_axes(axes.operation)
+        # A law changes fields: a problem that is judged may have a value that is never drawn.
+        every = _Values(Axes(axes.operation, space, 0), REFERENCE[axes.operation].problem)
+        self._claims = ClaimTally(
+            surveyed(space, axes.values, axes.refused),
+            every.of,
+            set(every.claimed),
+            whole=not axes.restrictions,
+        )
         self._known: set[str] = set()
         self._structures: set[Hashable] = set()
         self._edges: Counter[str] = Counter()
@@ -57,6 +67,7 @@ class Reached:
             if each.status == "UNSUPPORTED":
                 self._refused.add(self._values.of(each.problem))
                 self._real.refused |= self._real.of(each.problem)
+                self._claims.refused(each.problem, report.unsupported_reason)
             elif not each.vacuous and name not in self._known:
                 if len(self._known) < MOST_KNOWN:
                     self._known.add(name)
@@ -69,11 +80,16 @@ class Reached:
             self._lengths.setdefault(name, Counter())[length] += 1
         values = self._values.of(problem)
         self._seen.add(values)
+        self._claims.judged(problem)
         if len(self._structures) < MOST_KNOWN:
             lengths = (getattr(problem, "query_lens", ()), getattr(problem, "seq_lens", ()))
             named = (pair for pair in values.items() if pair[0] != "regime")
             self._structures.add((*lengths, *named))
         self._real.seen |= self._real.of(problem)
+
+    def claimed_space(self) -> dict[str, AxisClaims]:
+        """Return the values claimed and refused, by axis."""
+        return self._claims.space()
 
     def coverage(self, laws: Sequence[Law], reports: Sequence[LawReport]) -> Coverage:
         """Return what was reached.

@@ -216,6 +216,7 @@ class Run:
             laws = self._laws_of(report)
             if (reached := self._reached.get(id(report))) is not None:
                 report.coverage = reached.coverage(laws, report.laws)
+                report.claimed_space = reached.claimed_space()
             elif not (report.error or report.refusal):  # the run ended while it was prepared
                 report.coverage = Coverage(len(laws), gaps=(Gap("law", "any law"),))
 

@@ -13,10 +13,11 @@ from ...impl import Target, registry
 from ...impl.targets.refusal import Refusal, most_telling
 from ...impl.targets.registrations import Registration
 from ...reference import AttentionProblem, Problem
+from ..findings.claimed_space import surveyed
 from ..findings.report import ImplementationReport
 from ..isolation.sanitizer import LESS_WORK
 from ..isolation.workers import Deadlines, Outcome, Worker
-from ..space.axes import Axes, example, narrow
+from ..space.axes import Axes, all_axes, example, narrow
 from ..space.given_lengths import given, without_lengths
 from ..space.module_selection import Keys, Libraries, Module, Selection
 from ..space.operations import OPERATIONS
@@ -148,6 +149,7 @@ def survey(
         report.refusal = refusal and _counted(refusal, questions)
         return None
     report.refused = dict(axes.refused)
+    report.claimed_space = surveyed(all_axes(axes.operation), axes.values, axes.refused)
     return axes
 
 

@@ -138,11 +138,11 @@ def narrow(
         name: tuple(value for i, value in enumerate(axes[name]) if i in supported[name])
         for name in axes
     }
-    if "verify" in values:
-        values["phase"] = _phases_that_mix(values)
     for name, kept in values.items():
         for value in kept:
             refused.pop(f"{name}={value}", None)
+    if "verify" in values:  # a phase that does not mix is not drawn, and not refused
+        values["phase"] = _phases_that_mix(values)
     alone = _takes_one_request(example(operation, bases[0]), probe)
     return Axes(operation, values, max_work, refused, bases[0], max_requests=int(alone))
 
