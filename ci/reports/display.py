@@ -30,6 +30,7 @@ from .summary import (
     Known,
     Summary,
     known_entries,
+    missing_of,
     new_findings,
     reason_idle,
     rejected,
@@ -119,14 +120,14 @@ def _print_weak(
     out: Console, reports: Sequence[ImplementationReport], summary: Summary, *, verbose: bool
 ) -> None:
     """Print what is incomplete, what ended early, and what was left behind."""
-    weak = [each for each in reports if each.coverage.gaps]
+    weak = [each for each in reports if missing_of(each)]
     # The signal is why: what each of many lacks would hide what was learned until then.
     if summary.report.interrupted and len(weak) > FEW and not verbose:
         told = f"{len(weak)} implementations (-v says what is missing of each)"
         line(out, "INCOMPLETE", told, style_of("INCOMPLETE"))
     else:
         for report in weak:
-            told = f"{report.name}: {gaps_text(report.coverage.gaps)}"
+            told = f"{report.name}: {gaps_text(missing_of(report))}"
             line(out, "INCOMPLETE", told, style_of("INCOMPLETE"))
     early = [each for each in reports if each.coverage.early]
     why = EARLY[summary.report.ended]

@@ -21,6 +21,7 @@ from .summary import (
     WORDS,
     Summary,
     known_entries,
+    missing_of,
     new_findings,
     reason_idle,
     rejected,
@@ -123,7 +124,7 @@ def _finding(report: ImplementationReport, cause: Cause) -> dict[str, Any]:
 
 
 def _row(report: ImplementationReport, summary: Summary) -> tuple[object, ...]:
-    note = reason_idle(report, summary) or gaps_text(report.coverage.gaps)
+    note = reason_idle(report, summary) or gaps_text(missing_of(report))
     return (
         report.name,
         state(report),

@@ -15,7 +15,7 @@ from ...properties.laws import laws_of
 from ...properties.verdicts.text import compact, count_of
 from .claims import lost_lines
 from .outline import in_order
-from .summary import Summary, known_findings, reason_idle, seconds
+from .summary import Summary, known_findings, missing_of, reason_idle, seconds
 
 ILLEGAL = re.compile(r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What the XML standard does not allow, or discourages: control characters, half surrogates."""
@@ -65,7 +65,7 @@ def _suite(report: ImplementationReport, summary: Summary) -> ET.Element:
         coverage=report.coverage.text,
         **({"claims": "; ".join(report.claims)} if report.claims else {}),
         **({"interpreted": "; ".join((NOTE, *CAVEATS))} if report.interpreted else {}),
-        **({"incomplete": gaps_text(report.coverage.gaps)} if report.coverage.gaps else {}),
+        **({"incomplete": gaps_text(missing_of(report))} if missing_of(report) else {}),
         **({"left": "; ".join(each.text for each in report.left)} if report.left else {}),
         **{f"target.{name}": value for name, value in summary.report.target.items() if value},
     )

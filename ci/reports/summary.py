@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from ...properties.findings.causes import Cause, causes_of
-from ...properties.findings.coverage import gaps_text
+from ...properties.findings.coverage import Gap, gaps_text
 from ...properties.findings.ledger import Ledger
-from ...properties.findings.report import ImplementationReport, RunReport
+from ...properties.findings.report import EARLY, ImplementationReport, RunReport
 from ...properties.verdicts.text import count_of
 from ..console.errors import (
     CONFORMING,
@@ -134,14 +134,37 @@ def _floors(report: RunReport, found: str) -> tuple[int, str]:
     """Return the exit code of a run without new findings, and the reason for it."""
     if report.interrupted:
         return INCOMPLETE, found
-    if short := [each for each in report.implementations if each.coverage.gaps]:
+    if short := [each for each in report.implementations if missing_of(each)]:
         names = ", ".join(each.name for each in short[:FEW_SHORT])
         names += ", ..." if len(short) > FEW_SHORT else ""
         missing = f"too little was judged of {count_of(len(short), 'implementation')}: {names}"
         if len(short) == 1:
-            missing = f"{names}: {gaps_text(short[0].coverage.gaps)}"
+            missing = f"{names}: {gaps_text(missing_of(short[0]))}"
         return INCOMPLETE, f"{missing}; {found}"
-    return CONFORMING, found
+    return CONFORMING, f"{found}; {laws_left_out(report)}"
+
+
+def missing_of(report: ImplementationReport) -> tuple[Gap, ...]:
+    """Return the floors that were missed, those of laws also where coverage was not measured."""
+    gaps = report.coverage.gaps
+    named = {gap.name for gap in gaps if gap.code == "law"}
+    return gaps + tuple(
+        Gap("law", law.law, "", law.judged, law.floor)
+        for law in report.laws
+        if law.incomplete and law.law not in named
+    )
+
+
+def laws_left_out(report: RunReport) -> str:
+    """Return how many laws time cut short, and how many had nothing to judge.
+
+    Laws count once for each implementation that was judged. Both numbers are there always: a 0
+    says that nothing was left out.
+    """
+    laws = [law for each in report.implementations if each.judged for law in each.laws]
+    cut = sum(law.ended in EARLY for law in laws)
+    idle = sum(not law.judged and law.ended not in EARLY for law in laws)
+    return f"laws cut short by time: {cut}, with nothing to judge: {idle}"
 
 
 def reason_idle(report: ImplementationReport, summary: Summary) -> str:
@@ -171,7 +194,7 @@ def state(report: ImplementationReport) -> str:
         return "FINDINGS"
     if not report.judged:
         return "UNSUPPORTED" if report.refusal or report.unsupported else "UNJUDGED"
-    if report.coverage.gaps:
+    if missing_of(report):
         return "INCOMPLETE"
     return "KNOWN" if known_entries(report) else "PASS"
 

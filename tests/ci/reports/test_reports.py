@@ -549,3 +549,41 @@ def test_no_color_is_respected(in_colour: Callable[[bool], str]) -> None:
     assert red.search(in_colour(False))  # noqa: FBT003
     assert not red.search(in_colour(True))  # noqa: FBT003
     assert sys.stdout is not None
+
+
+def test_the_first_line_of_a_conforming_run_counts_the_laws_that_were_left_out() -> None:
+    laws = [
+        LawReport("parity", judged=9, floor=3),
+        LawReport("merge_union", judged=3, floor=3, ended="time"),
+        LawReport("merge_chunks", judged=4, floor=3, ended="stopped"),
+        LawReport("merge_identity", ended="idle", floor=3, vacuous=70),
+        LawReport("well_formed", ended="rare", floor=3, judged=1, vacuous=70),
+    ]
+    made = ImplementationReport("mine", "kernels:mine", "merge_state", laws=laws)
+    second = replace(made, name="second")
+    ended = summary(run(made, second, UNSUPPORTED), gate=True)
+    assert ended.code == 0
+    counted = "laws cut short by time: 4, with nothing to judge: 2"
+    assert ended.sentence == (
+        f"CONFORMING: no new finding, 0 known; {counted}; 34 problems judged in 1.2 s"
+    )
+    assert counted in to_html(ended)
+    whole = summary(run(passing()))
+    assert "laws cut short by time: 0, with nothing to judge: 0; " in whole.sentence
+
+
+@pytest.mark.parametrize("ended", ["time", "stopped"])
+@pytest.mark.parametrize(("judged", "code"), [(0, 4), (2, 4), (3, 0)])
+def test_a_law_below_its_floor_makes_a_run_incomplete(
+    ended: Any,  # noqa: ANN401  a word
+    judged: int,
+    code: int,
+) -> None:
+    short = LawReport("merge_union", judged=judged, floor=3, ended=ended)
+    laws = [LawReport("parity", judged=9, floor=3), short]
+    made = ImplementationReport("mine", "kernels:mine", "merge_state", laws=laws)
+    result = summary(run(made))
+    assert result.code == code
+    if code:
+        expected = f"INCOMPLETE: mine: {judged} of 3 problems under merge_union; "
+        assert result.sentence.startswith(expected)
