@@ -9,7 +9,7 @@ from typing import Any
 
 from ...properties.isolation.workers import Worker, WorkerPool
 from ...properties.laws import find_law
-from ...properties.verdicts.subject import Stages
+from ...properties.verdicts.specialising import Stages
 from ...properties.worker import tasks
 from ...reference import AttentionProblem
 from .results import Requirement, Results, Table

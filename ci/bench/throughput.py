@@ -31,7 +31,7 @@ from ...properties.space.axes import Axes
 from ...properties.space.profiles import PROFILES
 from ...properties.space.rounds import Enough, draw_round
 from ...properties.verdicts.comparison import against_oracle
-from ...properties.verdicts.subject import Stages
+from ...properties.verdicts.specialising import Stages
 from ...properties.worker import tasks
 from ...properties.worker.pools import open_pool
 from ...properties.worker.requests import Address

@@ -45,9 +45,9 @@ from .trials import (
     status_of,
 )
 
-CALLING = Deadlines(run=20.0, compile=180.0)
+CALLING = Deadlines(run=20.0, compile=180.0, specialise=180.0)
 """Modules are built by then; the first call of each process still loads them."""
-CALLING_SLOWLY = Deadlines(run=120.0, compile=180.0)
+CALLING_SLOWLY = Deadlines(run=120.0, compile=180.0, specialise=180.0)
 """On a CPU: Triton's interpreter takes its time."""
 MOST_WORKERS = 16
 LEFT_OUT = "its module is not among those that were to be built"

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 FORKS = sys.platform == "linux"
 """Whether there are fork servers."""
 # The code under test runs in these: overrunning one is its fault, any other the harness's.
-_HANG_STAGES: Final = ("compile", "run", "supports")
+_HANG_STAGES: Final = ("compile", "run", "specialise", "supports")
+_COMPILING: Final = ("compile", "specialise")
 _TICK_SECONDS: Final = 0.1  # between two checks of a silent process
 _DUMP_SECONDS: Final = 0.3  # what a stack dump may take before the process is killed without
 _EXIT_SECONDS: Final = 1.0  # from the end of the connection to the end of the process
@@ -263,7 +264,7 @@ class WorkerProcess:
         if self._log is not None:  # a program in between has helpers of its own
             return
         # What runs in the middle of a case may be a part of it, a compiler for example.
-        amid = self._cut_off or self._unanswered or self._board.read()[0] == "compile"
+        amid = self._cut_off or self._unanswered or self._board.read()[0] in _COMPILING
         for each in self._group.left:
             if not is_helper(each.command) and (each.escaped or not amid):
                 yield each.command

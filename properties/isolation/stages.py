@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-STAGES: Final = ("load", "materialise", "compile", "run", "judge", "supports")
+STAGES: Final = ("load", "materialise", "compile", "run", "judge", "supports", "specialise")
+SPECIALISE: Final = "specialise"
 BOARD_BYTES: Final = mmap.PAGESIZE
 # The field of a request's payload that holds a connection to another process, if it came with one.
 LINK: Final = "link"
@@ -43,7 +44,8 @@ class Deadlines:
     """Seconds that each stage may take, from its own start; a process's own start is "load" too.
 
     "run" is short because it holds nothing but the code under test; compiling is apart, and so is
-    "supports", which may import what a release consists of.
+    "supports", which may import what a release consists of. "compile" is a first call of a module,
+    which may be built already; "specialise" is what any call compiles by itself.
     """
 
     load: float = 120.0
@@ -52,6 +54,7 @@ class Deadlines:
     run: float = 5.0
     judge: float = 120.0
     supports: float = 60.0
+    specialise: float = 900.0
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .stages import LINK, Board, FrameReader, WorkerOptions, frame
+from .stages import LINK, SPECIALISE, Board, FrameReader, WorkerOptions, frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -50,6 +50,7 @@ class Monitor:
 
     def enter(self, stage: str) -> None:
         """Begin `stage` ("load", "materialise", "compile", "run" or "judge") now."""
+        self._specialised = 0
         self._note(stage, monotonic_ns())
 
     @contextmanager
@@ -57,16 +58,21 @@ class Monitor:
         """Enter a stage and, on leaving, return to the one before.
 
         The clock of the one before stood still meanwhile: a "compile" inside a "run" is not counted
-        as running, and a "run" does not start afresh after each of many of them.
+        as running, and a "run" does not start afresh after each of many of them. "specialise" goes
+        on where it ended in the same case: a loop that compiles without end overruns its deadline.
         """
         outer, spent = self._stage, monotonic_ns() - self._started
-        self.enter(name)
+        began = monotonic_ns()
+        before = self._specialised if name == SPECIALISE else 0
+        self._note(name, began - before)
         try:
             yield
         except SystemExit:  # the process ends here, and this is where it stood
             outer, spent = self._stage, monotonic_ns() - self._started
             raise
         finally:
+            if name == SPECIALISE:
+                self._specialised = before + monotonic_ns() - began
             self._note(outer, monotonic_ns() - spent)
 
     def _note(self, stage: str, started: int) -> None:

@@ -34,7 +34,7 @@ COMPILER_BYTES = 3 << 30
 """Bytes that nvcc may need for a source of FA3; cutlass_fused_moe took 3.9 GiB each, measured."""
 CONTEXT_MEBIBYTES = 2 << 10
 """MiB of the GPU that a process which builds may need: a context, a workspace, small tensors."""
-BUILD_DEADLINES = Deadlines(run=120.0, compile=1800.0)
+BUILD_DEADLINES = Deadlines(run=120.0, compile=1800.0, specialise=1800.0)
 
 
 def compilers() -> int:

@@ -91,7 +91,8 @@ def stuck_in_launch(candidate: Candidate, law: Law, problem: Problem) -> str:
     with open_pool(device, standby=False, environment=environment) as pool, pool.lease() as worker:
         warm_up(worker, candidate)
         run = candidate.deadlines.of(problem).run
-        deadlines = Deadlines(run=run, compile=run + LOAD_SECONDS)
+        first = run + LOAD_SECONDS
+        deadlines = Deadlines(run=run, compile=first, specialise=first)
         outcome = worker.run(candidate.address.case(law.name, problem), deadlines)
     if outcome.status == "done":
         return f"it ends with {BLOCKING}=1"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from time import perf_counter, sleep
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,16 +27,9 @@ from .contained import Stop, contained, crash, out_of_memory
 from .filled_scratch import filled_scratch
 from .operations import OPERATIONS
 from .records import tensors_of
+from .specialising import Stages, watched
 from .text import compact
 from .verdict import Verdict
-
-
-class Stages(Protocol):
-    """Shows the parent, which watches the clock, the stage of the worker."""
-
-    def stage(self, name: str) -> AbstractContextManager[None]:
-        """Be in this stage for the length of a with block."""
-
 
 Read = TypeVar("Read")
 SESSION = ("plan", "run")
@@ -171,7 +164,7 @@ class Subject:
         launched = interpreted_launches()
         start = perf_counter()
         try:
-            with self._stages.stage(stage), filled_scratch():
+            with self._stages.stage(stage), watched(self._stages) as watch, filled_scratch():
                 result = (function or self.implementation)(inputs)
             # A kernel that was launched runs by now, whatever came before: a hang of a first call
             # does not last as long as a compiler may.
@@ -196,7 +189,7 @@ class Subject:
             )
             raise Stop(fail("mutated_input", message))
         if stage == "run" and wait:
-            self.seconds += perf_counter() - start
+            self.seconds += perf_counter() - start - watch.seconds
             self.calls += 1
         if module is not None:
             self._compiled.add(module)

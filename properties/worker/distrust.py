@@ -27,7 +27,8 @@ from ...reference import Arithmetic, Problem
 from ...reference.tensors.inputs import Inputs
 from ..verdicts.comparison import fail
 from ..verdicts.contained import Stop, contained
-from ..verdicts.subject import SESSION, Stages, Subject
+from ..verdicts.specialising import Stages
+from ..verdicts.subject import SESSION, Subject
 from ..verdicts.verdict import BAD, Verdict
 from .link import MOST_CHARACTERS, Link, Packer, Tensors, Unusable, decode, encode, unpack
 

@@ -19,7 +19,7 @@ from typing import Any
 from ..isolation.outcome import CLOSED, describe_exit
 from ..isolation.stages import BOARD_BYTES, Board
 from ..isolation.worker_main import Monitor
-from ..verdicts.subject import Stages
+from ..verdicts.specialising import Stages
 
 Task = Callable[[Mapping[str, Any], Stages], dict[str, Any]]
 TICK_SECONDS = 0.02

@@ -93,6 +93,7 @@ class Address:
         seconds = {
             "compile": limits.compile,
             "run": limits.run,
+            "specialise": limits.specialise,
             "supports": limits.supports,
         }
         return {**self.case(law, problem), "task": "try", "limits": seconds}

@@ -31,7 +31,8 @@ from ..laws import find_law
 from ..laws.law import Law
 from ..verdicts.contained import Stop, contained, crash
 from ..verdicts.elements import with_places
-from ..verdicts.subject import LAUNCHES, Stages, Subject
+from ..verdicts.specialising import Stages
+from ..verdicts.subject import LAUNCHES, Subject
 from ..verdicts.verdict import Verdict
 from . import integrity
 from .distrust import RemoteSubject, Server

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kernelproof.properties.verdicts.subject import Stages
+from kernelproof.properties.verdicts.specialising import Stages
 from kernelproof.properties.worker import forked
 from kernelproof.properties.worker.forked import in_fork
 
