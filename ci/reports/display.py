@@ -46,12 +46,16 @@ FEW_LEFT = 5
 TABLE_WIDTH = 72
 """Below this many columns there is no room for the table."""
 EARLY = {
-    "": "out of time before all problems were judged",
+    "": "the run ended before all problems were judged",
     "time": "out of the run's time before all problems were judged",
     "interrupted": "interrupted before all problems were judged",
     "terminated": "terminated before all problems were judged",
 }
-"""Words on laws that ended early, by the reason why the run ended."""
+"""Words on laws that the end of the run ended, by the reason why that ended."""
+OWN_TIME = "out of the laws' own time before all problems were judged"
+"""Words on laws whose share of a run's time was over, though the run had more."""
+NO_ROOM = "without room on the GPU at any time of the run"
+"""Words on laws whose problems need more memory than others left."""
 STYLES = {
     "PASS": "green",
     "KNOWN": "yellow",
@@ -92,6 +96,21 @@ def print_summary(out: Console, summary: Summary, *, verbose: bool = False) -> N
     _print_not_run(out, summary, verbose=verbose)
 
 
+def _print_early(
+    out: Console, reports: Sequence[ImplementationReport], ended: str, why: str, *, verbose: bool
+) -> None:
+    """Print which laws ended early for this reason; of many implementations, how many."""
+    early = [(each.name, [k for k, v in each.coverage.early.items() if v == ended])
+             for each in reports]  # fmt: skip
+    early = [each for each in early if each[1]]
+    if verbose or len(early) <= FEW:
+        for name, laws in early:
+            line(out, why, f"{name}: {', '.join(laws)}", "yellow")
+    else:
+        count = count_of(sum(len(laws) for _, laws in early), "law")
+        line(out, why, f"{count} of {len(early)} implementations (-v names them)", "yellow")
+
+
 def print_broken(out: Console, broken: Iterable[Registration]) -> None:
     """Print a line for each registration that cannot be used."""
     for each in broken:
@@ -129,14 +148,9 @@ def _print_weak(
         for report in weak:
             told = f"{report.name}: {gaps_text(missing_of(report))}"
             line(out, "INCOMPLETE", told, style_of("INCOMPLETE"))
-    early = [each for each in reports if each.coverage.early]
-    why = EARLY[summary.report.ended]
-    if verbose or len(early) <= FEW:
-        for report in early:
-            line(out, why, f"{report.name}: {', '.join(report.coverage.early)}", "yellow")
-    else:
-        laws = count_of(sum(len(each.coverage.early) for each in early), "law")
-        line(out, why, f"{laws} of {len(early)} implementations (-v names them)", "yellow")
+    reasons = {"time": OWN_TIME, "stopped": EARLY[summary.report.ended], "room": NO_ROOM}
+    for ended, why in reasons.items():
+        _print_early(out, reports, ended, why, verbose=verbose)
     for report in reports:
         for note in notes(report):
             line(out, "note", f"{report.name}: {note}", "yellow")

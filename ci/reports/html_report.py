@@ -36,6 +36,7 @@ ENDED = {
     "stopped": "the run ended",
     "idle": "nothing to judge",
     "rare": "too little to judge",
+    "room": "no room on the GPU",
 }
 """Why a law ended before it had its problems, in words."""
 TONES = {"conforming": "good", "nonconforming": "bad", "incomplete": "warn", "error": "bad"}

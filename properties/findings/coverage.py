@@ -62,7 +62,8 @@ class Coverage:
     Attributes:
         asked: laws that were to run.
         judged: problems that each law judged.
-        early: laws that ended before they had their problems, and why: ``time`` or ``stopped``.
+        early: laws that ended before they had their problems, and why: ``time``, ``stopped`` or
+            ``room``.
         idle: laws that found nothing to judge.
         lengths: least, median, 90 % quantile and most of keys and queries of a request, of requests
             and pages of a problem, and so on; by name.

@@ -20,7 +20,7 @@ from .coverage import Coverage
 
 TIME, INTERRUPTED, TERMINATED = ENDINGS = ("time", "interrupted", "terminated")
 """What may end a run early: its own deadline, SIGINT, SIGTERM."""
-EARLY = ("time", "stopped")
+EARLY = ("time", "stopped", "room")
 """Reasons for which a law ends before it has judged its problems though there are more."""
 MOST_REMEMBERED = 500
 """Failing problems, and passing ones, that the report of a law keeps once the law has ended."""
@@ -128,7 +128,9 @@ class LawReport:
         floor: fewest problems that it must judge to count.
         ended: why it did not judge all the problems that it was to judge; empty where it did, or
             found a failure. ``time``: its time was over; ``stopped``: the run's was; ``idle``: it
-            found nothing to judge; ``rare``: too little.
+            found nothing to judge; ``rare``: too little; ``room``: the GPU had no room.
+        without_room: problems for which the GPU had no room beside what else ran, by problem id;
+            they are tried again at the end of the run.
         without_long: why its one very long problem was not judged; empty where it was, or the
             profile has none.
         interpreted: Triton's interpreter ran kernels of it.
@@ -147,12 +149,13 @@ class LawReport:
     ratios: Counter[int] = field(default_factory=Counter)
     seconds: float = 0.0
     floor: int = 0
-    ended: Literal["", "time", "stopped", "idle", "rare"] = ""
+    ended: Literal["", "time", "stopped", "idle", "rare", "room"] = ""
     error: str = ""
     lost: str = ""
     problems: dict[str, ProblemVerdict] = field(default_factory=dict)
     without_long: str = ""
     interpreted: bool = False
+    without_room: dict[str, Problem] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dictionary."""
@@ -188,6 +191,16 @@ class LawReport:
         self.problems = {**first.problems, **self.problems}
         if self.finding is None or (self.finding.entry and first.finding):
             self.finding = first.finding
+
+    def include_later(self, later: LawReport) -> None:
+        """Add what the problems without room gave at the end of the run, when they were alone."""
+        self.unsupported -= len(self.without_room)
+        self.problems = {k: v for k, v in self.problems.items() if k not in self.without_room}
+        self.include(later)
+        self.without_room = later.without_room
+        self.error, self.lost = self.error or later.error, self.lost or later.lost
+        if self.ended == "room":
+            self.ended = "room" if self.without_room else later.ended
 
     def count_ratio(self, verdict: Verdict) -> None:
         """Count a judged problem in its bin of error over bound, where a law measured it."""

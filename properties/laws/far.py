@@ -6,7 +6,6 @@ On a CPU their memory is mapped, and takes room only where it is written; on a G
 from __future__ import annotations
 
 import mmap
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -29,8 +28,7 @@ LEAST_ROWS = 4
 """Rows over which an offset grows to that with a stride that an int32 still holds."""
 ALIGNED = 64
 """Elements of which a stride of rows is a multiple."""
-ROOM_SECONDS = 20.0
-"""Longest wait for a GPU's memory that other processes use."""
+GIB = 1 << 30
 SHARED, NO_RESERVE = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS, 0x4000
 """Linux's flags for memory that is there when it is touched; Python 3.10 has no name for one."""
 
@@ -47,21 +45,19 @@ def unreserved(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
 
 
 def has_room(subject: Subject, needed: int) -> bool:
-    """Wait until the target's GPU has this many bytes free; return whether it has.
+    """Return whether the target's GPU is large enough for this many bytes; a CPU has room.
 
-    A GPU that is too small is not waited for, and a CPU has room.
+    Raises:
+        MemoryError: it is, but others use its memory now: the problem is tried again later.
     """
     if subject.target.device != "cuda":
         return True
     torch.cuda.empty_cache()
-    until = time.monotonic() + ROOM_SECONDS
-    while True:
-        free, whole = torch.cuda.mem_get_info()
-        if needed <= free:
-            return True
-        if needed > whole or time.monotonic() > until:
-            return False
-        time.sleep(ROOM_SECONDS / 40)
+    free, whole = torch.cuda.mem_get_info()
+    if free < needed <= whole:
+        message = f"{needed / GIB:.1f} GiB are needed, and {free / GIB:.1f} GiB are free"
+        raise MemoryError(message)
+    return needed <= whole
 
 
 def narrow(subject: Subject, problem: AnyProblem) -> AnyProblem:

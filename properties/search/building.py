@@ -94,7 +94,7 @@ class Builder:
         self._scheduler = BuildScheduler(compilers())
         self._pools: set[WorkerPool] = set()
         self._free: dict[tuple[object, ...], list[WorkerPool]] = {}
-        self._at_work = 0
+        self._at_work = self._unbuilt = 0
         self._lock = threading.Lock()
         self._closed = False
         self._libraries: dict[str, threading.Lock] = {}
@@ -159,7 +159,7 @@ class Builder:
                 if built is not None:
                     built(next(done), len(modules))
 
-        with self._working(), ThreadPoolExecutor(processes) as threads:
+        with self._working(len(modules)), ThreadPoolExecutor(processes) as threads:
             for ended in [threads.submit(one_after_another) for _ in range(processes)]:
                 ended.result()
         report.modules += len(modules)
@@ -219,10 +219,11 @@ class Builder:
             pool.close()
 
     @contextmanager
-    def _working(self) -> Iterator[None]:
-        """Be building; whoever is last ends the processes that build."""
+    def _working(self, modules: int) -> Iterator[None]:
+        """Build this number of modules; whoever is last ends the processes that build."""
         with self._lock:
             self._at_work += 1
+            self._unbuilt += modules
         try:
             yield
         finally:
@@ -239,14 +240,15 @@ class Builder:
     def _worker(self, address: Address, share: int) -> Iterator[Worker]:
         """Have a process that builds: one that was given back, or else a new one.
 
-        Implementations share them: each takes seconds of a core to import FlashInfer, and memory of
-        the GPU.
+        Implementations share them: each takes seconds of a core to import FlashInfer. It takes
+        memory of the GPU too, so that it ends where the builds to come do not need it.
         """
         environment = {**limited_to(share), **address.environment}
         key = (address.device, *sorted(environment.items()))
         with self._lock:
             if self._closed:
                 raise CancelledError
+            self._unbuilt -= 1
             free = self._free.setdefault(key, [])
             pool = free.pop() if free else None
             if pool is None:
@@ -261,4 +263,11 @@ class Builder:
             pool.close()
             raise
         with self._lock:
-            self._free.setdefault(key, []).append(pool)
+            free = sum(map(len, self._free.values()))
+            spare = free >= self._unbuilt or len(self._pools) > max(1, compilers() // share)
+            if spare:
+                self._pools.discard(pool)
+            else:
+                self._free.setdefault(key, []).append(pool)
+        if spare:
+            pool.close()

@@ -14,6 +14,7 @@ from ..isolation.workers import Outcome, Worker
 from ..laws import Law
 from ..verdicts.verdict import Verdict
 from ..worker.requests import probe_device, verdict_of
+from ..worker.room import NO_ROOM
 from .candidate import Candidate, warm_up
 from .shrink_budget import ShrinkBudget
 
@@ -38,7 +39,8 @@ class CaseRunner:
         always_fresh: whether each case gets a fresh process.
         confirms: whether a failure in a process in which others' code ran is judged again in a
             fresh one.
-        starting_seconds: seconds in which processes were started and warmed up.
+        starting_seconds: seconds in which processes were started and warmed up, or waited for
+            memory of the GPU: no part of the law's time.
         avoided: predicates on problems that are not asked about, for they cost a process each.
     """
 
@@ -174,6 +176,7 @@ class CaseRunner:
     def _learn(self, problem: Problem, outcome: Outcome) -> Verdict:
         """Return the verdict, and note how long calls took; after a death, warm up a process."""
         verdict = verdict_of(outcome, self.candidate.address.tool)
+        self.starting_seconds += verdict.waited
         self.died = outcome.died
         if self.died:
             self.in_hand = (problem, verdict)
@@ -225,6 +228,8 @@ class CaseRunner:
         if verdict.status == "UNSUPPORTED":
             report.unsupported += 1
             report.unsupported_reason = report.unsupported_reason or verdict.message
+            if verdict.kind == NO_ROOM:
+                report.without_room[problem.id] = problem
         elif verdict.vacuous:
             report.vacuous += 1
         else:

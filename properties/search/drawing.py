@@ -38,6 +38,9 @@ LONG_SHARE = 0.5
 """Share of a law's problems and of its seconds that a slow implementation's long problems take."""
 MOST_LONGER = 800
 """Times the work of an implementation's other problems that its one very long problem may have."""
+MOST_WITHOUT_ROOM = 8
+"""Problems for which the GPU had no room, all that there were, before a law leaves the rest: they
+are tried again at the end of the run."""
 Look = Callable[[Problem], None]
 """Called with each drawn problem; raises ``Counterexample`` or ``Enough``, see ``draw_round``."""
 
@@ -183,6 +186,8 @@ class Search:
         seconds = self._share * options.seconds * (1.0 if enough_judged else EXTENSION)
         if self._stopped():
             report.ended = "stopped"
+        elif report.judged == self._judged_before and len(report.without_room) >= MOST_WITHOUT_ROOM:
+            report.ended = "room"
         elif self._seconds() > seconds:
             if self._long:
                 return True  # the others come now

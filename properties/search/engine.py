@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 from ...impl import Target
 from ...impl.registry import resolve_name
+from ...reference import Problem
 from ..findings.corpus import Case, cases_of
 from ..findings.coverage import Coverage, Gap
 from ..findings.ledger import Entry
@@ -111,6 +113,7 @@ class Run:
         self._begun: SimpleQueue[tuple[ImplementationReport, Candidate]] = SimpleQueue()
         self._ended: SimpleQueue[Future[Any]] = SimpleQueue()
         self._prepared: set[int] = set()
+        self._without_room: list[tuple[ImplementationReport, Candidate, LawReport]] = []
         self._first: list[tuple[ImplementationReport, LawReport]] = []
         self._cut_off = False
         self._jobs = plan.jobs or usual_jobs(plan.device)
@@ -152,7 +155,7 @@ class Run:
         with self._pool, PriorityExecutor(self._jobs) as laws, ThreadPoolExecutor(each) as others:
             try:
                 self._submit_all(laws, others, pending)
-                while pending and not self._asked_to_end:
+                while not self._asked_to_end and (pending or self._submit_again(laws, pending)):
                     self._collect(pending, TICK_SECONDS)
                     self._submit_begun(laws, pending)
                     if time.monotonic() - start > self.plan.seconds:
@@ -278,6 +281,40 @@ class Run:
             self._reached[id(report)] = Reached(candidate.axes, report.declared)
             submit = self._submit_to(laws, pending)
             self._submit_laws(submit, report, candidate, every, first=True)
+
+    def _submit_again(self, laws: PriorityExecutor, pending: Pending) -> bool:
+        """Queue what had no room on the GPU, one law at a time: nothing else runs by now.
+
+        Returns:
+            Whether there was something.
+        """
+        if not self._without_room or self._stop.is_set():
+            return False
+        report, candidate, found = self._without_room.pop(0)
+        law = next(law for law in self._laws_of(report) if law.name == found.law)
+        options = SearchOptions(
+            self.plan.profile, self.report.seed, len(found.without_room), math.inf,
+            confirm=self.plan.confirm,
+        )  # fmt: skip
+
+        def work(worker: Worker) -> LawReport:
+            worker.renew()  # it holds what other problems needed
+            again = tuple(found.without_room.values())
+            return self._search(worker, candidate, law, options, again=again)
+
+        def done(later: LawReport) -> None:
+            found.include_later(later)
+            self._reached[id(report)].include(later)
+            later.forget(all_of_them=later.finding is None)
+            if later.finding and not later.finding.entry:
+                self.progress.found(later.finding)
+            if later.lost:
+                raise DeviceLostError(later.lost)
+            if later.error:
+                report.fail(later.error)
+
+        self._submit_to(laws, pending)(REPLAY_PRIORITY, report, work, done)
+        return bool(pending)
 
     def _include_first(self) -> None:
         """Add the verdicts on first problems to those of the laws' searches in all modules."""
@@ -486,6 +523,8 @@ class Run:
         else:
             report.laws.append(found)
             self._reached[id(report)].include(found)
+            if found.without_room and found.finding is None:
+                self._without_room.append((report, candidate, found))
             if self.plan.part is None:  # else the whole is measured by them
                 found.forget(all_of_them=found.finding is None and not shown)
         # Among those of the report, its case is written, and its cause is known.
@@ -504,7 +543,12 @@ class Run:
             self.progress.law_done(report, found)
 
     def _search(
-        self, worker: Worker, candidate: Candidate, law: Law, options: SearchOptions
+        self,
+        worker: Worker,
+        candidate: Candidate,
+        law: Law,
+        options: SearchOptions,
+        again: Sequence[Problem] = (),
     ) -> LawReport:
         self.progress.law_begun(candidate.name, law.name)
         try:
@@ -513,6 +557,7 @@ class Run:
                 candidate,
                 law,
                 options,
+                again=again,
                 judged=lambda count: self.progress.judged(candidate.name, count),
                 stopped=self._stop.is_set,
                 failing=partial(self.progress.failing, candidate.name, law.name),

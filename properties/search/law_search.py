@@ -8,7 +8,7 @@ same ``CaseRunner``, which counts in the law's report.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ...reference import Problem
@@ -44,12 +44,13 @@ class LawSearch:
         law: Law,
         options: SearchOptions,
         *,
+        again: Sequence[Problem] = (),
         judged: Callable[[int], None] = lambda _: None,
         stopped: Callable[[], bool] = lambda: False,
         failing: Callable[[Verdict], None] = lambda _: None,
     ) -> None:
         self._worker, self._candidate, self._options = worker, candidate, options
-        self._stopped, self._failing = stopped, failing
+        self._stopped, self._failing, self._again = stopped, failing, again
         self._budget = ShrinkBudget(options.profile)
         self._runner = CaseRunner(worker, candidate, law, self._budget, judged)
         self._runner.report.floor = options.floor
@@ -95,6 +96,9 @@ class LawSearch:
             report.ended, report.floor = "idle", 0
             return
         self._runner.warm_up()
+        if self._again:
+            self._look_again()
+            return
         if self._fails_as_others():
             return
         if self._options.examples is not None:
@@ -121,6 +125,17 @@ class LawSearch:
                     shrink.simplify()  # this law may not need what another one did
                 return True
         return False
+
+    def _look_again(self) -> None:
+        """Judge the problems that had no room, and none besides."""
+        for problem in self._again:
+            if self._stopped():
+                self._runner.report.ended = "stopped"
+                return
+            if self._runner.verdict(problem).bad and self._confirm(problem) is not None:
+                break
+        if self._shrink is not None and self._options.shrink:
+            self._end_shrinking(self._shrink, shown=False)
 
     def _look_at_wide(self) -> None:
         """Judge the requests beyond windows of models and with hidden tiles, until one fails."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Status = Literal[
@@ -41,6 +41,7 @@ class Verdict:
         vacuous: the law had nothing to judge on this problem, so it does not count as judged.
         seconds: time spent inside the implementation, compiling apart.
         calls: of the implementation in that time.
+        waited: seconds that a problem waited for memory of the GPU that others use.
         trace: stack or stderr, where a process died or an exception came.
         about: as JSON, the problem that the law made of the given one, where that is the one on
             which the implementation is wrong.
@@ -71,6 +72,7 @@ class Verdict:
     printed: str = ""
     ignored: Sequence[str] = ()
     interpreted: bool = False
+    waited: float = field(default=0.0, compare=False)
 
     @property
     def bad(self) -> bool:
@@ -79,7 +81,9 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dictionary."""
-        optional = ("about", "element", "error_map", "worst", "printed", "ignored", "interpreted")
+        optional = (
+            "about", "element", "error_map", "worst", "printed", "ignored", "interpreted", "waited",
+        )  # fmt: skip
         return {name: value for name, value in vars(self).items() if value or name not in optional}
 
     @classmethod

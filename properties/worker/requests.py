@@ -128,6 +128,7 @@ class _Said(Verdict):
 
     seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     calls: Annotated[int, msgspec.Meta(ge=0)] = 0
+    waited: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     element: _Element | None = None  # type: ignore[assignment]  # to mypy no Mapping[str, str]
     error_map: _Map | None = None
     worst: Sequence[_Listed] = ()

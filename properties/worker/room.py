@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -15,8 +16,9 @@ from ..verdicts.verdict import Verdict
 
 PAUSES = 0.5, 4.0
 """Seconds after which a law that found no room is tried again: problems of others last less."""
-KEPT_BYTES = 4 << 30
-"""Free memory that torch may keep for the next problem: a law of far addresses leaves 32 GiB."""
+KEPT_BYTES = 1 << 30
+"""Free memory that torch may keep for the next problem: a dozen processes share a GPU, on which a
+law of far addresses needs 32 GiB."""
 NO_ROOM: Code = "memory"
 """Code of the refusal of a problem for which the GPU has no room."""
 
@@ -29,20 +31,23 @@ def judged_with_room(judge: Callable[[], Verdict], device: str) -> Verdict:
         device: "cpu", where it is asked once, or "cuda".
 
     Returns:
-        The verdict; UNSUPPORTED where the suite itself has found no room each time. A call of the
-        implementation that found none each time stays a CRASH.
+        The verdict, with the seconds that it waited; UNSUPPORTED where the suite itself has found
+        no room each time. A call of the implementation that found none each time stays a CRASH.
     """
     if device != "cuda":
         return judge()
+    waited = 0.0
     for pause in PAUSES:
         with _returning_memory():
             verdict = _attempted(judge)
         if verdict.kind not in (NO_ROOM, OUT_OF_MEMORY):
-            return verdict
+            return replace(verdict, waited=waited)
+        began = time.monotonic()
         torch.cuda.empty_cache()
         time.sleep(pause)
+        waited += time.monotonic() - began
     with _returning_memory():
-        return _attempted(judge)
+        return replace(_attempted(judge), waited=waited)
 
 
 def _attempted(judge: Callable[[], Verdict]) -> Verdict:

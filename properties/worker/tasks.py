@@ -6,6 +6,7 @@ The parent never imports an implementation: what an import or a ``supports`` doe
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -241,6 +242,9 @@ def build(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     except Stop as stop:
         return {"kernels": 0, "stopped": stop.verdict.to_json()}
     stopped = [verdict for each in kernels if (verdict := _called(subject, each)) is not None]
+    if payload["device"] == "cuda" and subject.device_works():
+        gc.collect()
+        torch.cuda.empty_cache()  # this process waits for its next module, and others judge
     return {"kernels": len(kernels), **({"stopped": stopped[0].to_json()} if stopped else {})}
 
 

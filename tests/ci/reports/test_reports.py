@@ -459,7 +459,15 @@ def test_what_weakens_a_result_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     report.laws[0].ended, report.laws[0].flaky = "time", 1
     report.coverage = Coverage(asked=1, judged={"parity": 7}, early={"parity": "time"})
     text = printed(summary(run(report)), monkeypatch)
-    assert "out of time before all problems were judged: mine: parity" in text
+    # The run itself had minutes left.
+    assert "out of the laws' own time before all problems were judged: mine: parity" in text
+    report.coverage = replace(report.coverage, early={"parity": "time", "soak": "stopped"})
+    ended = printed(summary(replace(run(report), ended="time")), monkeypatch)
+    assert "out of the laws' own time before all problems were judged: mine: parity\n" in ended
+    assert "out of the run's time before all problems were judged: mine: soak\n" in ended
+    report.coverage = replace(report.coverage, early={"far_pages": "room"})
+    full = printed(summary(run(report)), monkeypatch)
+    assert "without room on the GPU at any time of the run: mine: far_pages" in full
     assert "note: mine: 1 failure not confirmed" in text
 
 

@@ -329,6 +329,45 @@ def test_implementations_share_the_processes_that_build_and_the_last_ends_them(
     assert len(opened) < 9
 
 
+def test_a_process_that_no_build_needs_any_more_ends_while_others_build(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A gate had two dozen of them, which held 60 GB of the GPU until the last build had ended."""
+    both, ended = threading.Event(), threading.Event()
+    opened: list[Pool] = []
+
+    class Slow(Pool):
+        def run(self, request: object, deadlines: Deadlines) -> Outcome:
+            assert isinstance(request, dict)
+            waits_for = ended if request["problem"]["seed"] else both
+            assert waits_for.wait(20)
+            return super().run(request, deadlines)
+
+        def close(self) -> None:
+            super().close()
+            ended.set()
+
+    def open_pool(*_: object, **__: object) -> Pool:
+        opened.append(Slow())
+        if len(opened) > 1:
+            both.set()
+        return opened[-1]
+
+    monkeypatch.setattr(building, "open_pool", open_pool)
+    monkeypatch.setattr(building, "compilers", lambda: 4)
+    builder = Builder(2)
+
+    def build(seed: int) -> None:
+        report = ImplementationReport(f"slow-{seed}", "t", declared=declared(1))
+        chosen = [Module(str(seed), {}, AttentionProblem(seed=seed))]
+        builder.build(Address(f"tests:slow{seed}", None, "cpu"), chosen, report)
+
+    with ThreadPoolExecutor(2) as threads:
+        for each in [threads.submit(build, seed) for seed in range(2)]:
+            each.result(30)
+    assert all(each.closed for each in opened)
+
+
 def test_a_device_that_is_lost_elsewhere_ends_what_is_built(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -418,3 +418,24 @@ class TestDeterminism:
         assert self.ids(tmp_path / "b", monkeypatch, 3) == first
         other = self.ids(tmp_path / "c", monkeypatch, 4)
         assert len(set(other) - set(first)) > 5
+
+
+def test_what_had_no_room_is_tried_again_when_nothing_else_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The builders hold the GPU while the law is searched, and have ended by the end of the run."""
+    held = LawReport("parity", floor=1, ended="room", unsupported=1)
+    problem = AttentionProblem(query_lens=(1,), seq_lens=(3,))
+    held.without_room[problem.id] = problem
+    search, asked = Run._search, []
+
+    def full(run: Run, *args: Any, again: Sequence[Problem] = ()) -> LawReport:  # noqa: ANN401
+        asked.append(tuple(again))
+        return search(run, *args, again=again) if again else held
+
+    monkeypatch.setattr(Run, "_search", full)
+    (report,) = execute("honest_attention").implementations
+    assert asked == [(), (problem,)]
+    law = only_law(report)
+    assert (law.judged, law.unsupported, law.ended, law.incomplete) == (1, 0, "", False)
+    assert all(gap.code != "law" for gap in report.coverage.gaps)

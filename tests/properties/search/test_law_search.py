@@ -21,7 +21,7 @@ from kernelproof.properties.isolation import workers
 from kernelproof.properties.isolation.workers import Deadlines, Outcome, Worker, WorkerPool
 from kernelproof.properties.laws import find_law
 from kernelproof.properties.search.candidate import Candidate, Deadly
-from kernelproof.properties.search.drawing import SearchOptions
+from kernelproof.properties.search.drawing import MOST_WITHOUT_ROOM, SearchOptions
 from kernelproof.properties.search.examples import Examples
 from kernelproof.properties.search.law_search import LawSearch
 from kernelproof.properties.space import rounds
@@ -31,6 +31,7 @@ from kernelproof.properties.space.drawers import Drawers
 from kernelproof.properties.space.profiles import Profile
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.properties.worker.requests import Address, HarnessError
+from kernelproof.properties.worker.room import NO_ROOM
 from kernelproof.reference import AttentionProblem, Problem, problem_from_json
 
 HERE = Path(__file__).parents[1]
@@ -232,6 +233,56 @@ def searched(
     report = LawSearch(worker, candidate, find_law(law), options).run()  # type: ignore[arg-type]
     assert not worker.asked
     return report, worker
+
+
+def full(problem: AttentionProblem) -> Outcome:
+    del problem
+    return done("UNSUPPORTED", kind=NO_ROOM, message="no room", waited=4.5)
+
+
+def test_a_law_without_room_leaves_its_problems_for_the_end_of_the_run() -> None:
+    report, worker = searched(full, 0)
+    assert report.ended == "room"
+    assert (report.judged, len(report.without_room)) == (0, MOST_WITHOUT_ROOM)
+    assert report.incomplete
+    again = LawSearch(
+        InProcess(right, 0),  # type: ignore[arg-type]
+        worker.candidate,
+        find_law("parity"),
+        SearchOptions(PROFILE, 5, PROFILE.problems, PROFILE.seconds),
+        again=tuple(report.without_room.values()),
+    ).run()
+    assert again.judged == MOST_WITHOUT_ROOM
+    report.include_later(again)
+    assert (report.judged, report.unsupported, report.ended) == (MOST_WITHOUT_ROOM, 0, "")
+    assert not report.incomplete
+
+
+def test_what_has_no_room_at_the_end_either_is_incomplete() -> None:
+    report, worker = searched(full, 0)
+    options = SearchOptions(PROFILE, 5, PROFILE.problems, PROFILE.seconds)
+    left = tuple(report.without_room.values())
+    law = find_law("parity")
+    again = LawSearch(InProcess(full, 0), worker.candidate, law, options, again=left).run()  # type: ignore[arg-type]
+    report.include_later(again)
+    assert (report.unsupported, report.ended, report.incomplete) == (len(left), "room", True)
+
+
+def test_waiting_for_room_is_no_time_of_the_law() -> None:
+    """The problems wait for twice the seconds that the law has."""
+
+    def late(problem: AttentionProblem) -> Outcome:
+        time.sleep(0.8)
+        outcome = right(problem)
+        assert outcome.result is not None
+        return replace(outcome, result={**outcome.result, "waited": 0.8})
+
+    worker = InProcess(late, 0)
+    candidate = worker.candidate = Candidate("it", Address("it", None, "cpu"), AXES)
+    options = SearchOptions(PROFILE, 5, 5, 2.0)
+    report = LawSearch(worker, candidate, find_law("parity"), options).run()  # type: ignore[arg-type]
+    assert report.ended == ""
+    assert report.judged >= 5
 
 
 def at_edge(problem: AttentionProblem) -> Outcome:
