@@ -98,6 +98,7 @@ FEATURES = (
     "no_host_sync",
     "large_weights",
     "large_tensors",
+    "large_caches",
     "host_bounds",
     "slot_mapping",
     "batch_invariant",
@@ -159,7 +160,8 @@ are not compared bitwise. ``phases`` and ``no_host_sync`` are of build_metadata:
 call never waits for the GPU: as the host cannot know how many pages there are, its
 ``paged_kv_indices`` may then be longer than ``paged_kv_indptr[-1]``. ``large_weights`` is of moe: a
 call reads nothing of experts that no token goes to, so that weights may be larger than memory;
-``large_tensors`` is that of attention: nothing but the batch's own pages and rows is read.
+``large_tensors`` is that of attention: nothing but the batch's own pages and rows is read, and no
+offset of a page or a row is of 32 bits. ``large_caches`` promises as much of pages only.
 ``lse_views`` is of attention that writes out, too: ``inputs.lse`` is such a view. ``padded_rows``
 is of attention: queries, block tables, and the keys and values of ragged_attention have rows behind
 those that ``qo_indptr`` and ``kv_indptr`` name, which are not read; out and lse have as many as the

@@ -10,6 +10,7 @@ from ...properties.findings.causes import Cause, causes_of
 from ...properties.findings.coverage import Gap, gaps_text
 from ...properties.findings.ledger import Ledger
 from ...properties.findings.report import EARLY, ImplementationReport, RunReport
+from ...properties.laws import LAWS
 from ...properties.verdicts.text import count_of
 from ..console.errors import (
     CONFORMING,
@@ -178,12 +179,23 @@ def reason_idle(report: ImplementationReport, summary: Summary) -> str:
     if not report.laws:
         return f"none of the laws that were to run speaks of {report.operation or 'it'}"
     if not report.unsupported:
-        return "no law had anything to judge, such as one that needs what is not declared"
+        nothing = "no law had anything to judge, such as one that needs what is not declared"
+        return _undeclared(report) or nothing
     said = next(
         (f" ({law.unsupported_reason})" for law in report.laws if law.unsupported_reason), ""
     )
     unsupported = f"{report.unsupported} problems unsupported{said}"
     return f"{unsupported}, on the others no law had anything to judge"
+
+
+def _undeclared(report: ImplementationReport) -> str:
+    """Say which claims an implementation lacks, where no law of a run speaks of it without."""
+    declares = report.declared.get("declares", ())
+    laws = [law for law in LAWS if law.name in {each.law for each in report.laws}]
+    if not laws or any(law.concerns(declares) for law in laws):
+        return ""
+    missing = "; ".join(f"{' or '.join(law.needs)} ({law.name})" for law in laws)
+    return f"it does not declare what the laws need: {missing}"
 
 
 def state(report: ImplementationReport) -> str:

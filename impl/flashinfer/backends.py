@@ -94,6 +94,9 @@ MERGED_ABOVE = 4 * 65
 parts has at least 4 rows of threads, each of which stores what it merged in the output's dtype."""
 SPLIT = 128
 """Keys of the shortest part of a request that ``scheduler.cuh`` plans, in whole pages."""
+# ``large_caches`` is of decode without tensor cores and of FA2: ``paged_kv_t`` of ``page.cuh`` has
+# offsets of ``size_t``. Rows of queries are multiplied in 32 bits (``q_stride_n``), and so are the
+# pages of MLA with FA2 (``indices[q] * ckv_stride_page`` of ``mla.cuh``).
 _PREFILL = Arithmetic(
     probabilities="inputs",
     row_sum="probabilities",
@@ -106,7 +109,7 @@ _PREFILL = Arithmetic(
 CUDA_CORE = Backend(
     "cuda-core",
     Arithmetic(partial_outputs=True, merged_outputs=MERGED_ABOVE, tanh="approximate"),
-    features=("fp8_kv",),
+    features=("fp8_kv", "large_caches"),
     compile_key=module_key,
     build_ahead=True,
     library=attention_library("batch_decode"),
@@ -120,7 +123,7 @@ FA2 = Backend(
     "fa2",
     _PREFILL,
     ((512, replace(_PREFILL, row_sum="accumulate", exponent="fused")),),
-    ("fp8_kv", "nvfp4_kv"),
+    ("fp8_kv", "nvfp4_kv", "large_caches"),
     module_key,
     build_ahead=True,
     library=attention_library("batch_prefill", "fa2"),

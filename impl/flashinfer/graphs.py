@@ -229,7 +229,8 @@ def _replayed(eager: Implementation, kind: Kind, *without: str) -> Implementatio
         eager,
         name=f"{eager.name}-graph",
         function=replayed,
-        features=eager.features.difference(without),
+        # Each call copies its caches to where the graph reads.
+        features=eager.features.difference((*without, "large_caches")),
         session=session,
     )
 

@@ -22,6 +22,8 @@ from .general import kept, run_on
 from .law import ATTENTION, PAGED, Law
 
 AnyProblem = TypeVar("AnyProblem", AttentionProblem, MoEProblem)
+ROWS, PAGES = ("large_tensors",), ("large_tensors", "large_caches")
+"""Claims of offsets of 64 bits, one of which an implementation must make: of rows, and of pages."""
 FAR = 2**32
 """Elements: offsets beyond it fit neither into an int32 nor into a uint32."""
 LEAST_ROWS = 4
@@ -71,7 +73,7 @@ def far_pages(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Keep a batch's pages far apart in caches of more than 2^32 numbers: nothing changes."""
     plain = replace(problem, strided_kv=False, different_kv_strides=False, kv_views="")
     near = narrow(subject, plain)
-    if not _asked(subject, near) or near.cache_entry.scaled or not near.num_pages:
+    if not _asked(subject, near, PAGES) or near.cache_entry.scaled or not near.num_pages:
         return VACUOUS
     inputs = subject.materialise(near)
     rooms = 1 if _share_room(near, inputs) else 2
@@ -91,9 +93,10 @@ def _share_room(problem: AttentionProblem, inputs: PagedAttentionInputs) -> bool
     return problem.values_in_keys or alike
 
 
-def _asked(subject: Subject, near: AttentionProblem) -> bool:
-    large = "large_tensors" in subject.implementation.features
-    return large and near.num_tokens > 0 and subject.supports(near)
+def _asked(subject: Subject, near: AttentionProblem, claims: Sequence[str]) -> bool:
+    large = any(each in subject.implementation.features for each in claims)
+    # Of another module than those of the run, say of 16 bits: its kernel is compiled in the call.
+    return large and near.num_tokens > 0 and subject.claims(near)
 
 
 def _unmoved(
@@ -149,7 +152,7 @@ def far_tokens(subject: Subject, problem: AttentionProblem) -> Verdict:
     ragged = problem.operation == "ragged_attention"
     strided_kv = ragged or problem.strided_kv
     near = narrow(subject, replace(problem, strided_q=True, strided_kv=strided_kv, kv_views=""))
-    if not _asked(subject, near) or near.num_tokens < LEAST_ROWS:
+    if not _asked(subject, near, ROWS) or near.num_tokens < LEAST_ROWS:
         return VACUOUS
     inputs = subject.materialise(near)
     if not has_room(subject, (3 if ragged else 1) * FAR * inputs.q.element_size()):
@@ -177,7 +180,7 @@ LAWS = (
         far_pages,
         "pages in caches of more than 2^32 numbers give what they give in small ones",
         weight=0.1,
-        needs=("large_tensors",),
+        needs=PAGES,
         floor=1,
     ),
     Law(
@@ -186,7 +189,7 @@ LAWS = (
         far_tokens,
         "rows of queries, and of ragged keys, more than 2^32 numbers apart give the same",
         weight=0.1,
-        needs=("large_tensors",),
+        needs=ROWS,
         floor=1,
     ),
 )

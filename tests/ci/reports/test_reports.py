@@ -452,6 +452,14 @@ def test_a_law_that_needs_what_is_not_declared_is_why_nothing_was_judged(
 ) -> None:
     idle = ImplementationReport("mine", "kernels:mine", "merge_state", laws=[LawReport("soak")])
     assert "needs what is not declared" in printed(summary(run(idle)), monkeypatch)
+    laws = [LawReport("far_pages"), LawReport("far_tokens")]
+    far = replace(idle, operation="paged_attention", laws=laws, declared={"declares": ["fp8_kv"]})
+    assert (
+        "it does not declare what the laws need: large_tensors or large_caches (far_pages); "
+        "large_tensors (far_tokens)"
+    ) in " ".join(printed(summary(run(far)), monkeypatch).split())
+    claims = replace(far, declared={"declares": ["large_caches"]})
+    assert "does not declare" not in printed(summary(run(claims)), monkeypatch)
 
 
 def test_what_weakens_a_result_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,3 +119,17 @@ def test_only_kernels_of_a_cache_need_finite_numbers_behind_windows() -> None:
     finite = {name for name, need in needed.items() if need == "finite"}
     assert {"flashinfer-decode", "flashinfer-prefill-fa3", "flashinfer-xqa-decode"} <= finite
     assert not finite & {"flashinfer-ragged-fa3", "flashinfer-prefill-fa2", "triton-attention"}
+
+
+def test_which_adapters_claim_pages_of_64_bits_and_which_rows_too() -> None:
+    """Pages of ``paged_kv_t`` have offsets of size_t; the queries' rows and MLA's pages do not."""
+    claims = {
+        name: {"large_tensors", "large_caches"} & find_implementation(name).features
+        for name in ("flashinfer-decode", "flashinfer-decode-fa2", "flashinfer-prefill-fa2",
+                     "flashinfer-prefill-fa2-graph", "flashinfer-prefill-fa3", "flashinfer-mla-fa2",
+                     "flashinfer-ragged-fa2", "triton-attention", "triton-ragged-attention")
+    }  # fmt: skip
+    pages = {name for name, claimed in claims.items() if claimed == {"large_caches"}}
+    assert pages == {"flashinfer-decode", "flashinfer-decode-fa2", "flashinfer-prefill-fa2"}
+    both = {name for name, claimed in claims.items() if claimed == {"large_tensors"}}
+    assert both == {"triton-attention", "triton-ragged-attention"}

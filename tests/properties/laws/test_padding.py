@@ -134,6 +134,15 @@ def test_a_far_law_does_not_wait_for_what_others_use_of_a_gpu(
         assert has_room(subject, needed) is room
 
 
+def test_far_pages_of_a_module_that_was_not_built_are_judged() -> None:
+    """On a GPU the law asks for 16 bits, and the module that was built may have 32."""
+    keyed = replace(watches, compile_key=lambda problem: problem.strided_kv)
+    problem = AttentionProblem(seq_lens=(5,), page_size=4, head_dim_qk=8, strided_kv=True)
+    subject = Subject(keyed, Target.here("cpu"), Stages(), modules=(keyed.module_of(problem),))
+    verdict = find_law("far_pages").check(subject, problem)
+    assert (verdict.status, verdict.vacuous) == ("PASS", False)
+
+
 @pytest.mark.parametrize(
     ("device", "dtype", "asked"),
     [("cuda", "float32", "bfloat16"), ("cuda", "float16", "float16"),
