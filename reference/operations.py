@@ -166,6 +166,7 @@ def materialise(
     *,
     unused: float = CANARY,
     garbage: int | None = None,
+    tight: bool = False,
     **options: int,
 ) -> Inputs:
     """Make the tensors of a problem.
@@ -177,10 +178,11 @@ def materialise(
             last page. NaN poisons them.
         garbage: where engines have padded the tensors, what integers hold behind them: then whole
             rows of ``unused`` lie behind tensors of floats, and this number behind integers.
+        tight: let the memory of each tensor end where the tensor does, without a fence behind it.
         options: what a problem's operation takes besides: ``step`` of a MetadataProblem.
 
     Returns:
         The record of the problem's operation, see ``reference.tensors.inputs``.
     """
-    home = Allocator(torch.device(device), unused, garbage)
+    home = Allocator(torch.device(device), unused, garbage, tight=tight)
     return OPERATIONS[problem.operation].materialise(problem, home, **options)

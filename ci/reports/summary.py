@@ -230,6 +230,7 @@ def replayed(report: RunReport) -> str:
         "of the ledger": corpus.of_ledger,
         "known otherwise": corpus.known,
         "not judged here": corpus.unjudged,
+        "others left out": corpus.left_out,
     }
     told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     stored = f"{count_of(corpus.replayed, 'stored case')} replayed first in {corpus.seconds:.1f} s"

@@ -6,6 +6,7 @@ import math
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -58,6 +59,8 @@ REPLAY_PRIORITY = 0
 """Priority of the replay of stored cases, before all laws; the laws have 1, 2, 3, ..."""
 GRACE_SECONDS = 4.0
 """Seconds that a run which ends early waits for the laws in progress."""
+REPLAY_SHARE = 0.1
+"""Most of a run under a sanitizer that replays of stored cases take."""
 LAST_SECONDS = 2.0
 """Seconds that it then waits for laws whose workers were ended."""
 TICK_SECONDS = 0.2
@@ -113,6 +116,7 @@ class Run:
         self._begun: SimpleQueue[tuple[ImplementationReport, Candidate]] = SimpleQueue()
         self._ended: SimpleQueue[Future[Any]] = SimpleQueue()
         self._prepared: set[int] = set()
+        self._after_laws: dict[int, Callable[[], None]] = {}
         self._without_room: list[tuple[ImplementationReport, Candidate, LawReport]] = []
         self._first: list[tuple[ImplementationReport, LawReport]] = []
         self._cut_off = False
@@ -414,24 +418,37 @@ class Run:
         self.progress.prepared(report, planned)
         self._reached[id(report)] = Reached(candidate.axes, report.declared)
         search = partial(self._submit_laws, submit, report, candidate, laws)
-        self._submit_replays(submit, report, candidate, search)
+        if not plan.sanitizer:
+            self._submit_replays(submit, report, candidate, search)
+            return
+        # All is slow there, and stored cases were judged without the tool: laws come first.
+        self._after_laws[id(report)] = partial(self._submit_replays, submit, report, candidate)
+        search()
 
     def _submit_replays(
         self,
         submit: Submit,
         report: ImplementationReport,
         candidate: Candidate,
-        then: Callable[[], None],
+        then: Callable[[], None] = lambda: None,
     ) -> None:
-        """Queue the replay of each stored case: one that kills its process holds up no other."""
+        """Queue the replay of each stored case: one that kills its process holds up no other.
+
+        Under a sanitizer they come one after another, and take a tenth of the time at most.
+        """
         part = self.plan.part
         stored = self._stored(report).each() if part is None or part.replays else []
+        waiting = deque(enumerate(stored))
         found: dict[int, Finding | None] = {}
         began: list[float] = []
+        taken: list[float] = []
 
         def work(worker: Worker, one: Entry | Case) -> tuple[CorpusReport, Finding | None]:
-            began.append(time.monotonic())
-            return self._replay(worker, report, candidate, one)
+            start = time.monotonic()
+            began.append(start)
+            result = self._replay(worker, report, candidate, one)
+            taken.append(time.monotonic() - start)
+            return result
 
         def done(result: tuple[CorpusReport, Finding | None], number: int) -> None:
             counts, found[number] = result
@@ -441,13 +458,27 @@ class Run:
             report.replayed = [each for _, each in sorted(found.items()) if each is not None]
             if (finding := found[number]) is not None:
                 self.progress.found(finding)
+            if waiting and self._may_replay_more(report, taken):
+                submit_next()
+            elif waiting:
+                report.corpus.left_out += len(waiting)
+                then()
             if len(found) == len(stored):
                 then()
 
-        for number, one in enumerate(stored):
+        def submit_next() -> None:
+            number, one = waiting.popleft()
             submit(REPLAY_PRIORITY, report, partial(work, one=one), partial(done, number=number))
+
+        for _ in stored[:1] if self.plan.sanitizer else stored:
+            submit_next()
         if not stored:
             then()
+
+    def _may_replay_more(self, report: ImplementationReport, taken: Sequence[float]) -> bool:
+        """Whether a replay as long as the longest so far leaves the laws their share of time."""
+        laws = sum(law.seconds for law in report.laws)
+        return sum(taken) + max(taken) <= REPLAY_SHARE / (1 - REPLAY_SHARE) * laws
 
     def _stored(self, report: ImplementationReport) -> Stored:
         """Return an implementation's cases: of the ledger's entries that hold here, and all others.
@@ -541,6 +572,8 @@ class Run:
             report.laws.sort(key=lambda each: names.index(each.law))
             report.seconds = time.monotonic() - (candidate.started or 0.0)
             self.progress.law_done(report, found)
+            if len(report.laws) == len(names) and (then := self._after_laws.pop(id(report), None)):
+                then()
 
     def _search(
         self,

@@ -55,6 +55,7 @@ class Subject:
         modules: Collection[str] = (),
         without_rules: Collection[str] = (),
         launches: int = LAUNCHES,
+        tight: bool = False,
     ) -> None:
         self.implementation = implementation
         self.target = target
@@ -70,6 +71,8 @@ class Subject:
         self._compiled = set() if compiled is None else compiled
         self._modules, self._without_rules = frozenset(modules), tuple(without_rules)
         self._waits = True
+        # What a sanitizer of memory sees: where an input ends, its allocation ends.
+        self._usual: dict[str, Any] = {"tight": True} if tight else {}
         self._surroundings: dict[str, Any] = {}
 
     def refusal(self, problem: Problem) -> Refusal | None:
@@ -125,7 +128,8 @@ class Subject:
         """
         with self._stages.stage("materialise"):
             try:
-                return materialise(problem, self.target.device, **{**self._surroundings, **options})
+                every = {**self._usual, **self._surroundings, **options}
+                return materialise(problem, self.target.device, **every)
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise

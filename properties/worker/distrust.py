@@ -176,12 +176,14 @@ class RemoteSubject(Subject):
         Stop: in every method: the other process answers what is no answer.
     """
 
-    def __init__(self, link: Link, target: Target, stages: Stages, *, launches: int) -> None:
+    def __init__(
+        self, link: Link, target: Target, stages: Stages, *, launches: int, tight: bool = False
+    ) -> None:
         self._link, self._stages, self._packer = link, stages, Packer()
         declared = self._ask("declare")
         with _read():
             implementation = _implementation_of(declared)
-        super().__init__(implementation, target, stages, launches=launches)
+        super().__init__(implementation, target, stages, launches=launches, tight=tight)
 
     def refusal(self, problem: Problem) -> Refusal | None:
         """As of ``Subject``; modules that were not built are refused there too."""

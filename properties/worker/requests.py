@@ -79,6 +79,7 @@ class Address:
             "without_rules": list(self.without_rules),
             **({"soak": self.soak} if self.soak else {}),
             **({SECOND: ""} if self.distrust else {}),
+            **({"tight": True} if self.tool else {}),
             **more,
         }
 

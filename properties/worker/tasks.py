@@ -151,6 +151,7 @@ def subject_of_kind(kind: type[Kind], payload: Mapping[str, Any], stages: Stages
             modules=payload.get("modules", ()),
             without_rules=payload.get("without_rules", ()),
             launches=int(payload.get("soak", LAUNCHES)),
+            tight=bool(payload.get("tight")),
         )
 
 
@@ -370,7 +371,9 @@ def overseen(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     launches = int(payload.get("soak", LAUNCHES))
     try:
         target = _target(payload["device"])
-        subject = RemoteSubject(Link(payload[LINK]), target, stages, launches=launches)
+        tight = bool(payload.get("tight"))
+        link = Link(payload[LINK])
+        subject = RemoteSubject(link, target, stages, launches=launches, tight=tight)
     except Stop as stop:
         return stop.verdict.to_json()
     return _judged(subject, payload)

@@ -25,20 +25,30 @@ class Allocator:
         unused: fills whatever must not be read.
         garbage: where an engine has padded tensors, what integers hold there; None where it has
             not. Tensors then have ``SLACK_ROWS`` rows more behind them in their storages.
+        tight: let each storage end where its tensor, or its rows of slack, end: a tool that watches
+            allocations then sees whatever is read behind them.
     """
 
-    def __init__(self, device: torch.device, unused: float, garbage: int | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        unused: float,
+        garbage: int | None = None,
+        *,
+        tight: bool = False,
+    ) -> None:
         self.device = device
+        self.tight = tight
         self.unused = unused
         self.garbage = garbage
         self.storages: dict[str, torch.Tensor] = {}
 
     def empty(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return a contiguous tensor full of ``unused`` inside a fenced storage."""
+        """Return a contiguous tensor full of ``unused`` inside a storage with fences."""
         count = 1
         for size in shape:
             count *= size
-        size = FENCE + count + FENCE + self._slack(shape)
+        size = FENCE + count + (0 if self.tight else FENCE) + self._slack(shape)
         storage = torch.full((size,), self.fill(dtype), dtype=dtype, device=self.device)
         self.storages[name] = storage
         return storage[FENCE : FENCE + count].view(shape)
@@ -67,7 +77,14 @@ class Allocator:
         return home
 
     def place_integers(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copy int32 tensors of the host into fenced storages side by side, in one transfer."""
+        """Copy int32 tensors of the host into fenced storages side by side, in one transfer.
+
+        Storages that are tight have allocations of their own.
+        """
+        if self.tight:
+            return {
+                name: self.place(name, tensor.to(torch.int32)) for name, tensor in tensors.items()
+            }
         sizes = [-(-tensor.numel() // FENCE) * FENCE + 2 * FENCE for tensor in tensors.values()]
         canaries = torch.full((2 * FENCE,), int(self.fill(torch.int32)), dtype=torch.int32)
         parts: list[torch.Tensor] = []

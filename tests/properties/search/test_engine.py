@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +12,18 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from kernelproof.properties.findings.corpus import load_case
 from kernelproof.properties.findings.ledger import Entry, Ledger, load_ledger
 from kernelproof.properties.findings.report import (
     RATIO_EDGES,
+    CorpusReport,
     Finding,
     ImplementationReport,
     LawReport,
     RunReport,
 )
+from kernelproof.properties.isolation.workers import WorkerPool
+from kernelproof.properties.search import engine
 from kernelproof.properties.search.engine import Run
 from kernelproof.properties.search.plan import Plan
 from kernelproof.properties.search.progress import Progress
@@ -439,3 +444,43 @@ def test_what_had_no_room_is_tried_again_when_nothing_else_runs(
     law = only_law(report)
     assert (law.judged, law.unsupported, law.ended, law.incomplete) == (1, 0, "", False)
     assert all(gap.code != "law" for gap in report.coverage.gaps)
+
+
+def test_under_a_sanitizer_replays_have_a_tenth_of_the_run_and_come_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thirty stored cases take as long as the law does in all."""
+    problem = AttentionProblem(query_lens=(1,), seq_lens=(3,))
+    name = subject("honest_attention")
+    cases = []
+    for number in range(30):
+        stored = replace(problem, seed=number).to_json()
+        case = {"law": "parity", "implementation": name, "problem": stored}
+        (tmp_path / f"{number}.json").write_text(json.dumps(case), encoding="utf-8")
+        cases.append(load_case(tmp_path / f"{number}.json"))
+    order = []
+
+    def replayed(*_: object) -> tuple[CorpusReport, None]:
+        order.append("case")
+        time.sleep(0.1)
+        return CorpusReport(replayed=1), None
+
+    def searched(*_: object, **__: object) -> LawReport:
+        order.append("law")
+        return LawReport("parity", judged=3, seconds=3.0)
+
+    def open_pool(device: str, *, tool: str, **options: Any) -> WorkerPool:  # noqa: ANN401
+        del tool  # there is none here
+        return opened(device, **options)
+
+    opened = engine.open_pool
+    monkeypatch.setattr(engine, "open_pool", open_pool)
+    monkeypatch.setattr(Run, "_replay", replayed)
+    monkeypatch.setattr(Run, "_search", searched)
+    (report,) = execute("honest_attention", sanitizer="memcheck", corpus=cases).implementations
+    assert not report.error, report.error
+    assert order[0] == "law"
+    assert 1 <= report.corpus.replayed <= 3  # a ninth of the law's three seconds
+    assert report.corpus.replayed + report.corpus.left_out == 30
+    (whole,) = execute("honest_attention", corpus=cases).implementations
+    assert (whole.corpus.replayed, whole.corpus.left_out) == (30, 0)

@@ -13,7 +13,9 @@ from kernelproof.impl import Target, implementation
 from kernelproof.properties.laws import find_law
 from kernelproof.properties.verdicts.contained import crash
 from kernelproof.properties.verdicts.subject import Subject
+from kernelproof.properties.worker.requests import Address
 from kernelproof.reference import AttentionOutput, AttentionProblem, BatchMetadata, oracle
+from kernelproof.reference.tensors.allocation import FENCE
 from kernelproof.reference.tensors.inputs import PagedAttentionInputs
 
 ENTERED: list[str] = []
@@ -96,3 +98,18 @@ def test_the_first_call_of_each_function_may_compile(law: str, functions: set[st
 def test_a_breakpoint_without_a_terminal_names_the_command_that_has_one() -> None:
     assert crash(bdb.BdbQuit()).message.endswith("; use `kernelproof replay --in-process`")
     assert "--in-process" not in crash(ValueError("mine")).message
+
+
+@pytest.mark.parametrize(("tool", "behind"), [("memcheck", 0), ("", FENCE)])
+def test_under_a_sanitizer_the_memory_of_an_input_ends_where_the_input_ends(
+    tool: str, behind: int
+) -> None:
+    problem = AttentionProblem(query_lens=(2, 1), seq_lens=(5, 9), page_size=4, head_dim_qk=8)
+    request = Address("lazy", None, "cpu", tool=tool).case("parity", problem)
+    subject = Subject(lazy, Target.here("cpu"), Watched(), tight=bool(request.get("tight")))
+    for options in ({}, {"unused": float("nan")}):
+        inputs = subject.materialise(problem, **options)
+        for tensor in (inputs.q, inputs.k_cache, inputs.block_table):
+            home = tensor.untyped_storage().nbytes() // tensor.element_size()
+            room = home - tensor.storage_offset() - tensor.numel()
+            assert room == 0 if tool else room >= behind

@@ -371,6 +371,30 @@ def test_every_tensor_lies_between_fences(problem: Problem, unused: float) -> No
             assert tensor.data_ptr() - home >= FENCE * tensor.element_size()
 
 
+@pytest.mark.parametrize(
+    "problem",
+    [PAGED, RAGGED, APPEND, MergeProblem(), replace(PAGED, custom_mask=True, per_head_scales=True)],
+    ids=["paged", "ragged", "append", "merge", "masked"],
+)
+def test_a_tight_tensor_ends_where_its_memory_does(problem: Problem) -> None:
+    """A tool that watches allocations sees a read of four bytes behind an input."""
+    inputs, usual = materialise(problem, tight=True), materialise(problem)
+    metadata = getattr(inputs, "metadata", None)
+    tensors = {**vars(inputs), **(metadata.tensors() if metadata is not None else {})}
+    ends = 0
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor) or name in ("out", "lse") or not tensor.numel():
+            continue
+        room = tensor.untyped_storage()
+        end = tensor.data_ptr() + tensor.numel() * tensor.element_size()
+        assert end == room.data_ptr() + room.nbytes(), name
+        ends += 1
+    assert ends >= 2
+    for name, tensor in vars(usual).items():
+        if isinstance(tensor, torch.Tensor):  # the same bits
+            assert torch.equal(tensor.nan_to_num(), getattr(inputs, name).nan_to_num()), name
+
+
 @settings(max_examples=60)
 @given(problems(operation="paged_attention", max_work=MAX_WORK))
 def test_at_least_two_pages_belong_to_nobody(problem: Problem) -> None:
