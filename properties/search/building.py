@@ -263,8 +263,8 @@ class Builder:
             pool.close()
             raise
         with self._lock:
-            free = sum(map(len, self._free.values()))
-            spare = free >= self._unbuilt or len(self._pools) > max(1, compilers() // share)
+            idle = sum(map(len, self._free.values()))
+            spare = idle >= self._unbuilt or len(self._pools) > max(1, compilers() // share)
             if spare:
                 self._pools.discard(pool)
             else:

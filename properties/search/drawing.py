@@ -116,14 +116,19 @@ class Search:
         return short, "" if short else "its calls take too long"
 
     def wide(self) -> list[Problem]:
-        """Return the law's requests of many keys with windows and masks, if it is the oracle's."""
+        """Return the law's requests of many keys with windows and masks, if it is the oracle's.
+
+        On a GPU batches that fill it are among them.
+        """
         candidate, law, which = self._runner.candidate, self._runner.law, self._options.profile.long
         compares = ANSWERS[candidate.axes.operation].law == law.name
         if which == "none" or not (compares and self._options.longest and self._axes):
             return []
         most = MOST_LONGER * candidate.cost.max_work
-        wide = OPERATIONS[candidate.axes.operation].wide
-        found = [] if given(self._axes.values) else wide(self._axes)
+        space = OPERATIONS[candidate.axes.operation]
+        found = [] if given(self._axes.values) else [*space.wide(self._axes)]
+        if candidate.address.device == "cuda" and not given(self._axes.values):
+            found += space.full(self._axes)
         return [problem for problem in found if problem.work <= most]
 
     def suspects(self) -> Iterator[Problem]:

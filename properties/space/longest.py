@@ -32,6 +32,12 @@ OTHER_VALUES: dict[str, tuple[Any, ...]] = {
 LAST_KEY = 18
 """Seed with which the dominant key of a request is its last one: among this many keys, another one
 that is lost moves the answer by less than its bound."""
+FULL_BATCHES = ((64, 2**11), (512, 2**6))
+"""Requests of batches that fill a GPU, and the most keys of each."""
+MOST_WHOLE = 2**8
+"""Most keys of their requests where a request has as many queries."""
+MOST_FULL_HEADS = 4
+"""Most key-value heads of these batches."""
 PAGES = (16, 32, 64)
 """Keys a page of a long request, where they may be drawn: single keys need a long page table."""
 PLAIN: dict[str, tuple[Any, ...]] = {
@@ -77,6 +83,37 @@ def of_hidden_tiles(axes: Axes) -> list[AttentionProblem]:
         replace(_of_keys(axes, {**chosen, "mask_pattern": pattern}, TILED_KEYS), seed=seed)
         for pattern in patterns for seed in TILE_SEEDS
     ]  # fmt: skip
+
+
+def full_batches(axes: Axes) -> list[AttentionProblem]:
+    """Return a batch of 64 long requests and one of 512 short ones, on several heads.
+
+    They fill a GPU, as batches that are drawn do not: kernels split and schedule them otherwise.
+    Where requests must have as many queries as keys, long ones have fewer. Both are the same in
+    each run.
+    """
+    axes = axes.restricted()[0]
+    if axes.operation == "append_paged_kv" or axes.max_requests:
+        return []
+    chosen, whole = _of_few_queries(axes), "prefill" in axes.allows("phase")
+    if chosen is None and not whole:
+        return []
+    plain = chosen or {
+        **{name: _plainest(axes, name) for name in axes.values if axes.values[name]},
+        "phase": "prefill",
+    }
+    heads = [each for each in axes.allows("num_kv_heads") if each <= MOST_FULL_HEADS]
+    problem = attention_example(axes.operation, plain)
+    if heads:
+        problem = replace(problem, num_kv_heads=max(heads))
+    found = []
+    for count, keys in FULL_BATCHES:
+        most = keys if chosen else min(keys, MOST_WHOLE)
+        # Of lengths that differ, and end in the middle of a tile.
+        lengths = tuple(most - BEHIND_AN_EDGE * i % (most // 2) for i in range(count))
+        queries = lengths if chosen is None else (problem.query_lens[0],) * count
+        found.append(replace(problem, query_lens=queries, seq_lens=lengths))
+    return found
 
 
 def _of_few_queries(axes: Axes) -> dict[str, Any] | None:

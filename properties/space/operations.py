@@ -46,7 +46,7 @@ from .context_parallel import (
     context_parallel_problems,
 )
 from .floors import edges_of_experts, edges_owed_by_experts, floor_problems, long_problems
-from .longest import longest, of_hidden_tiles
+from .longest import full_batches, longest, of_hidden_tiles
 from .moe_axes import MOE_AXES, ROUTE_AXES, moe_example, route_example
 from .moe_strategies import moe_problems, route_problems
 from .real_drawing import many_values, row_values, wide_problems
@@ -143,6 +143,7 @@ class Space:
             has none.
         no_longest: why there is no such problem where ``longest`` returns none.
         wide: requests of more keys than are drawn, which show what hides many keys.
+        full: batches that fill a GPU.
         real: what models have: the floors of a run ask for some; None where nothing is known.
     """
 
@@ -164,6 +165,7 @@ class Space:
     longest: Callable[[Axes, str], Sequence[Problem]] | None = None
     no_longest: str = ""
     wide: Callable[[Axes], Sequence[Problem]] = _none_wide
+    full: Callable[[Axes], Sequence[Problem]] = _none_wide
     real: Real | None = None
 
 
@@ -175,7 +177,8 @@ def _attention(operation: str, axes: Mapping[str, tuple[Any, ...]], **differing:
               sizes.more_requests, sizes.more_keys, sizes.is_on_few_pages,
               lengths=sizes.lengths_of_batch, edges=sizes.edges_of_batch, long=long_axes,
               longest=longest, no_longest="its requests have as many queries as keys",
-              owed=_several_requests, wide=_wide, real=Real(many_values, row_values)),
+              owed=_several_requests, wide=_wide, full=full_batches,
+              real=Real(many_values, row_values)),
         **differing,
     )  # fmt: skip
 

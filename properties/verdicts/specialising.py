@@ -85,7 +85,7 @@ def watched(stages: Stages) -> Iterator[Call]:
     """Within a with block, show what compiles, tunes or imports as a stage of its own."""
     call = Call(stages)
     _watch_functions()
-    bootstrap: Any = importlib._bootstrap  # type: ignore[attr-defined]  # noqa: SLF001
+    bootstrap: Any = importlib._bootstrap  # noqa: SLF001
     before = bootstrap._find_and_load  # noqa: SLF001  only what is not imported yet comes here
     during = _shown(before)
     bootstrap._find_and_load = during  # noqa: SLF001

@@ -109,7 +109,7 @@ def launches(found: Implementation, problem: Problem) -> list[tuple[str, Signatu
     """Return the kernels that a call of a problem launches, with what Triton sees of them."""
     steps = range(len(problem.steps)) if isinstance(problem, MetadataProblem) else (0,)
     made = [
-        materialise(problem, "cpu", **({"step": step} if len(steps) > 1 or step else {}))
+        materialise(problem, "cpu", **({"step": step} if len(steps) > 1 or step else {}))  # type: ignore[arg-type]
         for step in steps
     ]
     with recorded() as seen:

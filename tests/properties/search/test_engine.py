@@ -30,6 +30,7 @@ from kernelproof.properties.search.progress import Progress
 from kernelproof.properties.space.profiles import Profile
 from kernelproof.properties.space.restrictions import Only
 from kernelproof.properties.space.simplifying import FEW_PAGES
+from kernelproof.properties.worker import pools
 from kernelproof.reference import AttentionProblem, MergeProblem, Problem
 
 TWO_FAULTS = ("numeric", "nan", "dtype", "RuntimeError")
@@ -434,9 +435,10 @@ def test_what_had_no_room_is_tried_again_when_nothing_else_runs(
     held.without_room[problem.id] = problem
     search, asked = Run._search, []
 
-    def full(run: Run, *args: Any, again: Sequence[Problem] = ()) -> LawReport:  # noqa: ANN401
+    def full(run: Run, *given: Any, again: Sequence[Problem] = ()) -> LawReport:  # noqa: ANN401
         asked.append(tuple(again))
-        return search(run, *args, again=again) if again else held
+        worker, candidate, law, options = given
+        return search(run, worker, candidate, law, options, again) if again else held
 
     monkeypatch.setattr(Run, "_search", full)
     (report,) = execute("honest_attention").implementations
@@ -473,7 +475,7 @@ def test_under_a_sanitizer_replays_have_a_tenth_of_the_run_and_come_last(
         del tool  # there is none here
         return opened(device, **options)
 
-    opened = engine.open_pool
+    opened = pools.open_pool
     monkeypatch.setattr(engine, "open_pool", open_pool)
     monkeypatch.setattr(Run, "_replay", replayed)
     monkeypatch.setattr(Run, "_search", searched)

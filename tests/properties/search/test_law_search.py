@@ -28,7 +28,7 @@ from kernelproof.properties.space import rounds
 from kernelproof.properties.space.attention_strategies import long_axes
 from kernelproof.properties.space.axes import Axes, all_axes
 from kernelproof.properties.space.drawers import Drawers
-from kernelproof.properties.space.profiles import Profile
+from kernelproof.properties.space.profiles import GPU_WORK, Cost, Profile
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.properties.worker.requests import Address, HarnessError
 from kernelproof.properties.worker.room import NO_ROOM
@@ -266,6 +266,20 @@ def test_what_has_no_room_at_the_end_either_is_incomplete() -> None:
     again = LawSearch(InProcess(full, 0), worker.candidate, law, options, again=left).run()  # type: ignore[arg-type]
     report.include_later(again)
     assert (report.unsupported, report.ended, report.incomplete) == (len(left), "room", True)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_batches_that_fill_a_gpu_are_judged_on_one(device: str) -> None:
+    worker = InProcess(right, 0)
+    values = {**all_axes("paged_attention"), "phase": ("decode",), "verify": (0,)}
+    most = GPU_WORK * 400_000
+    axes = Axes("paged_attention", values, most)
+    candidate = Candidate("it", Address("it", None, device), axes, cost=Cost("fast", 1.0, most))
+    worker.candidate = candidate
+    options = SearchOptions(replace(PROFILE, long="oracle"), 5, 3, PROFILE.seconds)
+    LawSearch(worker, worker.candidate, find_law("parity"), options).run()  # type: ignore[arg-type]
+    counts = {problem.num_requests for problem in worker.problems}
+    assert ({64, 512} <= counts) == (device == "cuda")
 
 
 def test_waiting_for_room_is_no_time_of_the_law() -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from kernelproof.properties.space.axes import Axes, all_axes
-from kernelproof.properties.space.longest import KEYS, longest, of_hidden_tiles
+from kernelproof.properties.space.longest import KEYS, full_batches, longest, of_hidden_tiles
+from kernelproof.properties.space.profiles import GPU_WORK
 from kernelproof.reference import materialise
 from kernelproof.reference.problems import MAX_SEQ_LEN
 from kernelproof.reference.tensors.inputs import AttentionInputs, RaggedAttentionInputs
@@ -64,6 +65,29 @@ def test_long_masks_hide_a_leading_and_an_inner_tile_of_256_keys(operation: str)
     without = replace(axes, values={**axes.values, "custom_mask": (False,)})
     assert not of_hidden_tiles(without)
     assert not of_hidden_tiles(_axes("append_paged_kv"))
+
+
+@pytest.mark.parametrize("operation", ["paged_attention", "ragged_attention"])
+@pytest.mark.parametrize(
+    ("phases", "whole"),
+    [(("decode",), False), (("chunk", "prefill"), False), (("prefill",), True)],
+    ids=["decodes", "chunks", "prefills"],
+)
+def test_a_gpu_has_batches_that_fill_it(
+    operation: str, phases: tuple[str, ...], whole: bool
+) -> None:
+    axes = _axes(operation)
+    axes = replace(axes, values={**axes.values, "phase": phases, "verify": (0,)})
+    long, short = full_batches(axes)
+    assert (long.num_requests, short.num_requests) == (64, 512)
+    assert min(long.seq_lens) > max(short.seq_lens)
+    for problem in (long, short):
+        assert problem.num_kv_heads == 4
+        assert len(set(problem.seq_lens)) > 10
+        assert (problem.query_lens == problem.seq_lens) == whole
+        assert problem.work <= GPU_WORK * GATE_WORK  # as much as one that is drawn
+    assert len(full_batches(replace(axes, restrictions=({"num_kv_heads": (2,)},)))) == 2
+    assert not full_batches(replace(axes, max_requests=1))
 
 
 def test_a_kernel_of_prefills_only_has_none() -> None:

@@ -130,7 +130,7 @@ def test_an_import_is_seen_and_what_it_brings_is_watched(
 
 def test_dynamo_says_when_it_compiles() -> None:
     """A shape that was not seen before is compiled for inside a later call."""
-    from torch._dynamo import callback_handler
+    from torch._dynamo.callback import callback_handler
 
     twice = torch.compile(lambda x: 2 * x, backend="eager", dynamic=False)
     size = [3]
