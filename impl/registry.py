@@ -393,5 +393,7 @@ def _place_of(error: BaseException) -> str:
         return ""
     frames = [each for each in traceback.extract_tb(error.__traceback__)
               if each.filename != __file__ and "importlib" not in each.filename]  # fmt: skip
+    # Of code that was made while running, as a dataclass's __init__, there is no file.
+    frames = [each for each in frames if Path(each.filename).is_file()]
     mine = [each for each in frames if not each.filename.startswith(NOT_OF_USERS)] or frames
     return f" ({mine[-1].filename}:{mine[-1].lineno})" if mine else ""

@@ -57,6 +57,7 @@ def _section(operation: str) -> list[str]:
         if (values := drawn.pop(each.name, "any")) and each.name != "operation"
     ]
     lines += ["", real] if (real := _of_models(operation)) else []
+    drawn |= _pairs(operation)
     if drawn:
         lines += ["", "Further words of `--only`, each of which sets several fields:", ""]
         lines += [f"- `{name}`: {values}" for name, values in drawn.items()]
@@ -95,6 +96,17 @@ def _drawn(operation: str) -> dict[str, str]:
         for name, column in zip(FIELDS.get(axis, (axis,)), columns, strict=False):
             found[name] = _listed(list(dict.fromkeys(column)))
     return found
+
+
+def _pairs(operation: str) -> dict[str, str]:
+    """Return the axes of two numbers each, which are named as 64x32, and their usual values."""
+    axes = all_axes(operation)
+    return {
+        name: f"{' and '.join(FIELDS[name])}: "
+        + _listed(["x".join(map(str, each)) for each in axes[name]])
+        for name in ("head_dims", "sizes")
+        if name in axes
+    }
 
 
 def _of_models(operation: str) -> str:

@@ -301,7 +301,7 @@ def say(out: Console, title: str, message: str, *, style: str) -> None:
 def command(out: Console, label: str, text: str) -> None:
     """Print something to be copied: it is never wrapped."""
     out.print(
-        Text.assemble((f"  {label + ':':<9}", "dim"), one_line(text)),
+        Text.assemble((f"  {label + ': ':<9}", "dim"), one_line(text)),
         soft_wrap=True,
     )
 

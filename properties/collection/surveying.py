@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...impl import ImplementationNotFoundError, Target
@@ -16,6 +16,7 @@ from ...impl.registry import resolve_name
 from ...impl.targets.registrations import Registration
 from ..findings.corpus import open_corpus, read_corpus
 from ..findings.ledger import Ledger, LedgerError
+from ..findings.names import Names
 from ..findings.not_run import reason_of
 from ..findings.report import ImplementationReport
 from ..isolation.workers import Deadlines, Worker
@@ -100,9 +101,12 @@ def take_survey(worker: Worker, choices: Choices, ledger: Ledger) -> Survey:
     names = list(choices.implementations)
     if not names:
         names, broken = usable(lambda: nullcontext(worker), choices.device)
-    found = []
+    found, told = [], Names()
     for name in dict.fromkeys(names):
         surveyed = _ask(worker, name, choices, ledger, target)
+        if surveyed.label:
+            label = told.tell(surveyed.label, surveyed.reference)
+            surveyed = replace(surveyed, label=label)
         if surveyed.error and choices.implementations:
             why = surveyed.error.strip().splitlines()[0]
             message = f"--impl {name}: {why}"

@@ -21,6 +21,7 @@ from ...reference import Problem
 from ..findings.corpus import Case, cases_of
 from ..findings.coverage import Coverage, Gap
 from ..findings.ledger import Entry
+from ..findings.names import Names
 from ..findings.report import (
     INTERRUPTED,
     TIME,
@@ -112,6 +113,7 @@ class Run:
         self.costs: dict[str, Cost] = {}
         self.candidates: dict[str, Candidate] = {}
         self._stop = threading.Event()
+        self._names, self._naming = Names(), threading.Lock()
         self._asked_to_end = ""
         self._begun: SimpleQueue[tuple[ImplementationReport, Candidate]] = SimpleQueue()
         self._ended: SimpleQueue[Future[Any]] = SimpleQueue()
@@ -352,12 +354,17 @@ class Run:
                 begun=lambda candidate: self._begun.put((report, candidate)),
                 together=self._modules,
                 stored=lambda report: self._stored(report).problems(),
+                named=self._name_of,
             )
         except DeviceLostError:
             self._stop.set()
             raise
         finally:
             self._modules.leave(report)
+
+    def _name_of(self, report: ImplementationReport) -> str:
+        with self._naming:
+            return self._names.tell(report.name, report.reference)
 
     def _collect(self, pending: Pending, timeout: float | None) -> None:
         """Wait for work to end, and take its results."""

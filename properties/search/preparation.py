@@ -178,6 +178,7 @@ def prepare(
     once: Once = _here,
     together: ModulePlan | None = None,
     stored: Callable[[ImplementationReport], Sequence[Problem]] = lambda _: (),
+    named: Callable[[ImplementationReport], str] = lambda report: report.name,
 ) -> Candidate | None:
     """Import an implementation, learn what it supports and what it costs; build its modules.
 
@@ -192,6 +193,7 @@ def prepare(
         once: does the building, or waits for the process that does.
         together: chooses modules with those of other implementations.
         stored: returns the problems of its stored cases, whose modules are built too.
+        named: returns the name in the report: its own, or one that tells it from another's.
 
     Raises:
         CancelledError: the builder was closed, or another machine builds the modules.
@@ -212,6 +214,7 @@ def prepare(
     together = together or ModulePlan(1)
     with lease() as worker:
         found = _surveyed(worker, address, profile.max_work, plan, report, stored)
+        report.name = named(report)
         if found is None:
             return None
     surveyed, selection = found

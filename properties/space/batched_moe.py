@@ -81,8 +81,8 @@ def batched_problems(draw: st.DrawFn, axes: Axes) -> BatchedMoEProblem:
     sizes = [size for size in axes.allows("sizes") if not any(n % multiple for n in size)]
     products = 3 if activation.gated else 2
     operands = draw(sampled((8, 40, 120)))
-    sizes = [size for size in sizes if operands * products * size[0] * size[1] <= axes.max_work]
-    hidden, inter = draw(one_of(sizes or [(2 * multiple, 2 * multiple)]))
+    affordable = [s for s in sizes if operands * products * s[0] * s[1] <= axes.max_work]
+    hidden, inter = draw(one_of(affordable or sizes[:1] or [(2 * multiple, 2 * multiple)]))
     room = max(axes.max_work // (products * hidden * inter), 1)
     most = draw(one_of([n for n in axes.allows("most_rows") if n <= room] or
                        axes.allows("most_rows")[:1]))  # fmt: skip

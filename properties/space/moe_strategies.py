@@ -163,8 +163,11 @@ def _padding(
     for each, numbers in wider.items():
         if numbers <= most and each[1] == drawn[1]:
             return each
-    none = OFF.widths in allowed or not wider
-    return OFF.widths if none else min(wider, key=wider.__getitem__)
+    if wider and OFF.widths not in allowed:
+        return min(wider, key=wider.__getitem__)
+    # What alone is asked for is kept, though these sizes are multiples of it.
+    fits = len({each[0] for each in allowed}) == 1 and can_pad(drawn[0], quantized, inter)
+    return drawn if fits else OFF.widths
 
 
 def _mostly_first(values: Sequence[Any], times: int) -> st.SearchStrategy[Any]:

@@ -7,15 +7,17 @@ number need not be one that is usually drawn: any that a problem may have will d
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...fixtures.suggestions import did_you_mean
 from ...impl.gating.feature import DTYPE_ALIASES
-from ...reference import AttentionProblem, Problem
+from ...reference import Problem
+from ...reference.operations import OPERATIONS as REFERENCE
 from ...reference.problems.cache_names import cache_fits, multiples_of
+from ...reference.problems.moe import MULTIPLES
 from .attention_axes import PAIR, head_fields
-from .axes import all_axes, has
+from .axes import all_axes, example, has
 from .given_lengths import LENGTHS, conflict, has_lengths
 from .operations import OPERATIONS
 from .real_values import OF_LAYERS, layers_of, rows_of
@@ -31,10 +33,17 @@ PARTS = {
     "quantized_hidden": ("quantisation", 1),
     "num_groups": ("groups", 0),
     "topk_groups": ("groups", 1),
+    "pad_to": ("widths", 0),
+    "pad_states": ("widths", 1),
 }
 """Fields whose values are drawn together: their axis, and their place in its values."""
 UNSPOKEN = ("caches", "quantisation", "groups", "real")
 """Axes that are named only by their fields."""
+NUMBERS = ("head_dims", "sizes", "groups", "widths")
+"""Axes of which any pair may be drawn that a problem can have, not only the usual ones."""
+
+
+LACKS = "have no"
 
 
 class OnlyError(ValueError):
@@ -69,6 +78,13 @@ class Only:
             if not equals:
                 message = f"{text!r} is no FIELD=VALUE[,VALUE...]; {meant}".rstrip("; ")
                 raise OnlyError(message)
+            if name not in known and any(
+                name in each.problem.__dataclass_fields__ for each in REFERENCE.values()
+            ):
+                there = f"these may be chosen: {', '.join(sorted(known))}"
+                message = f"{name} of a problem follows from others, or from the seed; {meant}"
+                message += there
+                raise OnlyError(message)
             if name not in known:
                 there = f"there are {', '.join(sorted(known))}"
                 message = f"{name!r} is no field of a problem; {meant}{there}"
@@ -81,7 +97,8 @@ class Only:
         only = cls(found)
         refused = [error for operation in OPERATIONS if (error := only.refusal(operation))]
         if len(refused) == len(OPERATIONS):
-            raise refused[0]
+            # What an operation with all of these fields says is more than that one is not there.
+            raise next((each for each in refused if LACKS not in str(each)), refused[0])
         return only
 
     def refusal(self, operation: str) -> OnlyError | None:
@@ -108,10 +125,10 @@ class Only:
                 continue
             axis, place = PARTS.get(name, (name, None))
             if axis not in kept:
-                message = f"problems of {operation} have no {name}"
+                message = f"problems of {operation} {LACKS} {name}"
                 raise OnlyError(message)
             if place is not None:
-                kept[axis] = tuple(pair for pair in kept[axis] if pair[place] in wanted)
+                kept[axis] = _pairs(operation, name, kept[axis], wanted)
             else:
                 kept[axis] = _among(operation, name, kept[axis], wanted)
             if not kept[axis]:
@@ -122,6 +139,8 @@ class Only:
         if "real" in kept:
             kept["real"] = tuple(each for each in kept["real"] if self._has_row(operation, each))
         _drop_what_no_cache_fits(operation, kept)
+        if {"sizes", "hidden", "inter"} & self.values.keys():
+            _drop_what_no_size_fits(operation, kept)
         return kept
 
     def _has_row(self, operation: str, number: int) -> bool:
@@ -199,6 +218,25 @@ def _among(
     return usual + others
 
 
+def _pairs(
+    operation: str, name: str, axis: tuple[Any, ...], wanted: Collection[Any]
+) -> tuple[Any, ...]:
+    """Return the pairs of an axis with the wanted values of a field: usual ones, then others."""
+    whole, place = PARTS[name]
+    found = [pair for pair in axis if pair[place] in wanted]
+    if whole not in NUMBERS:
+        return tuple(found)
+    for number in wanted:
+        if any(pair[place] == number for pair in found):
+            continue
+        others = list(dict.fromkeys(pair[1 - place] for pair in axis))
+        if len(others) > 1:  # as hidden and inter of gpt-oss are both 2880
+            others.insert(0 if whole == "head_dims" else len(others), number)
+        pairs = [(number, each) if place == 0 else (each, number) for each in others]
+        found += [pair for pair in pairs if _exists(operation, whole, pair)]
+    return tuple(dict.fromkeys(found))
+
+
 def _drop_what_no_cache_fits(operation: str, kept: dict[str, tuple[Any, ...]]) -> None:
     """Keep the head dims and page sizes that some of the wanted caches can have."""
     names = list(dict.fromkeys(pair[0] for pair in kept.get("caches", ())))
@@ -216,6 +254,31 @@ def _drop_what_no_cache_fits(operation: str, kept: dict[str, tuple[Any, ...]]) -
             message = f"no cache of {', '.join(names)} has {axis}={words} ({operation})"
             raise OnlyError(message)
         kept[axis] = fitting
+
+
+def _drop_what_no_size_fits(operation: str, kept: dict[str, tuple[Any, ...]]) -> None:
+    """Keep the formats of weights that some of the wanted sizes can have."""
+    fitting = tuple(
+        each
+        for each in kept["quantisation"]
+        if any(not any(n % MULTIPLES.get(each[0], 1) for n in size) for size in kept["sizes"])
+    )
+    if not fitting:
+        sizes, formats = (", ".join(map(_word, each)) for each in (
+            kept["sizes"], dict.fromkeys(each[0] for each in kept["quantisation"])))  # fmt: skip
+        message = f"no weights of {formats} have the sizes {sizes} ({operation})"
+        raise OnlyError(message)
+    kept["quantisation"] = fitting
+
+
+def _exists(operation: str, axis: str, value: Any) -> bool:  # noqa: ANN401  a value of any axis
+    """Whether a problem of an operation may have a value that is not usually drawn."""
+    first = {name: values[0] for name, values in all_axes(operation).items()}
+    try:
+        found = example(operation, {**first, axis: value})
+    except (ValueError, ZeroDivisionError):
+        return False
+    return axis in ("phase", "verify") or has(found, axis, value)
 
 
 def _fields_of(axis: str, value: Any) -> dict[str, Any]:  # noqa: ANN401  a value of any axis
@@ -251,10 +314,9 @@ def _value(name: str, word: str) -> Any:  # noqa: ANN401  a value of any field
     number = _number(name, word, usual)
     if number is None:
         choices = ", ".join(text or "'' (nothing)" for text in spelled)
-        more = ", and other numbers that a problem may have" if _is_free(name, usual) else ""
-        message = (
-            f"{name}={word} is no value of it; {_meant(word, spelled)}there are {choices}{more}"
-        )
+        meant = "" if word.isdecimal() else _meant(word, spelled)  # 40 is not meant by 0
+        more = ", and other numbers that a problem may have" if _is_free(usual) else ""
+        message = f"{name}={word} is no value of it; {meant}there are {choices}{more}"
         raise OnlyError(message)
     return number
 
@@ -269,34 +331,34 @@ def _meant(word: str, spelled: Collection[str]) -> str:
     return did_you_mean(full, others)
 
 
-def _is_free(name: str, usual: Iterable[Any]) -> bool:
+def _is_free(usual: Iterable[Any]) -> bool:
     numbers = [v for v in usual if isinstance(v, (int, float)) and not isinstance(v, bool)]
-    return bool(numbers) and name not in PARTS
+    return bool(numbers)
 
 
 def _number(name: str, word: str, usual: list[Any]) -> Any:  # noqa: ANN401  a value of any field
-    """Read a number, or a pair of head dims, that is not usually drawn; None if it is none."""
+    """Read a number, or a pair of numbers, that is not usually drawn; None if it is none."""
     try:
-        if name == "head_dims":
+        if name in ("head_dims", "sizes"):
             parts = [int(part) for part in word.split("x")]
             pair = (parts[0], parts[-1])
-            AttentionProblem(head_dim_qk=pair[0], head_dim_vo=pair[1])
-            return pair if len(parts) <= 2 else None  # noqa: PLR2004  queries' and values'
-        if name == "sizes":
-            hidden, inter = (int(part) for part in word.split("x"))
-            return (hidden, inter) if min(hidden, inter) >= 1 else None
-        if not _is_free(name, usual):
+            whole = PAIR if name == "sizes" else len(parts)
+            return pair if whole == len(parts) <= PAIR and _may_be(name, pair) else None
+        if not _is_free(usual):
             return None
-        whole = all(isinstance(value, int) for value in usual)
-        number = int(word) if whole else float(word)
-        if name in {each.name for each in fields(AttentionProblem)}:
-            quantised = {"kv_cache": "float8_e4m3fn", "q_dtype": "float8_e4m3fn"}
-            AttentionProblem(**{**quantised, name: number})  # type: ignore[arg-type]  # by name
-        elif number < 1:
-            return None
+        number = int(word) if all(isinstance(value, int) for value in usual) else float(word)
     except ValueError:
         return None
-    return number
+    return number if _may_be(name, number) else None
+
+
+def _may_be(name: str, value: Any) -> bool:  # noqa: ANN401  a value of any field
+    """Whether a problem of some operation may have a value of an axis, or of a part of one."""
+    axis, place = PARTS.get(name, (name, None))
+    there = [operation for operation in OPERATIONS if axis in all_axes(operation)]
+    if place is None:
+        return any(_exists(operation, axis, value) for operation in there)
+    return any(_pairs(each, name, all_axes(each)[axis], (value,)) for each in there)
 
 
 def _word(value: object) -> str:

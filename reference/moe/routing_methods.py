@@ -47,9 +47,9 @@ of that enum moved between releases (6 was Unspecified, and is SigmoidRenorm), n
 
 MASKED_GROUPS = {"-inf": float("-inf"), "zero": 0.0}
 """What the score of an expert in a group that was not chosen becomes. Minus infinity: FlashInfer,
-vLLM and SGLang's biased grouped top-k. Zero: DeepSeek's published code, Hugging Face's DeepSeek-V3
-and SGLang's grouped top-k without a bias. They differ where a bias makes scores negative: zero then
-lets experts of masked groups in."""
+vLLM, SGLang's biased grouped top-k, and Hugging Face's DeepSeek-V3 since transformers 5.24.0. Zero:
+DeepSeek's published code, Hugging Face's before that, and SGLang's grouped top-k without a bias.
+They differ where a bias makes scores negative: zero then lets experts of masked groups in."""
 
 GROUP_SCORES = {"best": 1, "two_best": 2}
 """Of how many of its best experts a group's score is the sum, by name. The best one: DeepSeek-V2

@@ -188,6 +188,23 @@ def test_an_import_that_fails_names_the_innermost_line_of_the_users(folder: Path
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "from kernelproof.reference import Arithmetic; Arithmetic(accumulate='float12')",
+        "from kernelproof.reference import MoEProblem; MoEProblem(hidden=0)",
+        "exec(compile('1 / 0', '<made>', 'exec'))",
+    ],
+)
+def test_an_error_in_code_of_no_file_is_placed_at_the_line_that_ran_it(
+    folder: Path, line: str
+) -> None:
+    (folder / "broken_kernels.py").write_text(f"\n{line}\n", encoding="utf-8")
+    said = refusal("broken_kernels:mine")
+    assert said.endswith(f"({folder / 'broken_kernels.py'}:2)")
+    assert "<" not in said.rpartition("(")[2]
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("import surely_not_installed", "needs 'surely_not_installed', not installed"),

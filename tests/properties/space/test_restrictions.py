@@ -92,7 +92,11 @@ def test_what_may_be_asked_for(texts: list[str], found: dict[str, tuple[Any, ...
         (["dtype=int4"], "dtype=int4 is no value of it; there are float32, float16, bfloat16"),
         (["page_size=0"], "page_size=0 is no value"),
         (["group_size=two"], "group_size=two is no value"),
-        (["head_dim_vo=100"], "head_dim_vo=100 is no value of it; there are 16, 32, 40, "),
+        (["head_dim_vo=0"], "head_dim_vo=0 is no value of it; there are 16, 32, 40, "),
+        (["hidden=0"], "hidden=0 is no value of it"),
+        (["sizes=64"], "sizes=64 is no value of it"),
+        (["hidden=24", "quantized=nvfp4"], "no weights of nvfp4 have the sizes 24x"),
+        (["seed=3"], "seed of a problem follows from others, or from the seed; "),
         (["head_dims=1x2x3"], "head_dims=1x2x3 is no value"),
         (["q_dtype=float8_e4m3fn", "kv_cache="], "no problem of paged_attention has kv_cache="),
         (["kv_cache=nvfp4", "head_dims=24x40"], "no cache of nvfp4 has head_dims=24x40"),
@@ -102,6 +106,51 @@ def test_what_does_not_exist(texts: list[str], told: str) -> None:
     with pytest.raises(OnlyError) as error:
         Only.read(texts)
     assert told in str(error.value)
+
+
+UNUSUAL = {
+    "moe": ("hidden=2880", "inter=1408", "pad_to=48", "pad_states=true", "sizes=2880x720",
+            "hidden=200 inter=56", "hidden=96 quantized=mxfp4,nvfp4"),
+    "batched_moe": ("hidden=2880", "inter=200", "hidden=2880 inter=2880"),
+    "route": ("scaling_factor=0.3", "num_experts=72"),
+    "paged_attention": ("head_dim_qk=100", "head_dim_vo=72", "head_dim_qk=72 head_dim_vo=40",
+                        "output_divisor=0.5"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("operation", "texts"), [(name, each) for name, those in UNUSUAL.items() for each in those]
+)
+def test_any_number_that_a_problem_can_have_is_drawn(
+    operation: str, texts: str, drawn: Draw
+) -> None:
+    only = Only.read(texts.split())
+    axes = narrow(
+        operation, lambda given: [None] * len(given), 100_000_000, axes=only.axes(operation)
+    )
+    assert axes is not None
+    found = drawn(axes, 20)
+    assert len(found) >= 20
+    assert all(only.meets(each) for each in found)
+
+
+@pytest.mark.parametrize(
+    ("operation", "text"),
+    [
+        ("route", "num_groups=16"),
+        ("route", "topk_groups=13"),
+        ("route", "num_groups=5 topk_groups=3"),
+        ("route", "jitter=0.2"),
+        ("moe", "shared_weight=0.3"),
+    ],
+)
+def test_numbers_of_a_rule_are_drawn_with_it(operation: str, text: str, drawn: Draw) -> None:
+    only = Only.read(text.split())
+    axes = narrow(
+        operation, lambda given: [None] * len(given), 100_000_000, axes=only.axes(operation)
+    )
+    assert axes is not None
+    assert any(only.meets(each) for each in drawn(axes, 40))
 
 
 def test_an_operation_without_the_field_says_so() -> None:
