@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Literal, get_args
 
@@ -14,6 +14,11 @@ INT32_MAX = 2**31 - 1
 
 KVLayout = Literal["NHD", "HND"]
 """Order of the axes of a paged cache after its pages: [page_size, kv_heads, head_dim] is NHD."""
+
+
+def listed(choices: Iterable[object]) -> str:
+    """Return the values that an argument may have, the empty name with what it stands for."""
+    return ", ".join("'' (none)" if each == "" else str(each) for each in choices)
 
 
 def host_integers(name: str, values: torch.Tensor | Sequence[int]) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..formats.cache_elements import SCALE_LAYOUTS, CacheElement, element_of, stored_dtypes
-from ..formats.kv_format import CheckedCache, KVCacheFormat, Scales, checked_cache
+from ..formats.kv_format import CheckedCache, KVCacheFormat, Scales, check_kv_format, checked_cache
 from ..validation import KVLayout, check_kv_layout, check_same, check_tensor
 from .metadata import BatchMetadata
 from .options import check_scale
@@ -59,6 +59,7 @@ def append_paged_kv(
     axes = "pages page_size kv_heads" if kv_layout == "NHD" else "pages kv_heads page_size"
     check_tensor("k_cache", k_cache, f"{axes} head_dim_qk", codes=stored_dtypes())
     check_tensor("v_cache", v_cache, f"{axes} head_dim_vo", codes=stored_dtypes())
+    check_kv_format(kv_format)
     if kv_format is not None and kv_format.entry.scaled:
         what = f"kv_format is {kv_format.element}, whose scales are written too"
         message = f"{what}: append_paged_scaled"
@@ -114,6 +115,7 @@ def append_paged_scaled(
     Raises:
         ValueError: as ``append_paged_kv``, or a format without such scales.
     """
+    check_kv_format(kv_format, needed=True)
     if not kv_format.entry.scaled:
         message = f"kv_format is {kv_format.element}; append_paged_kv appends to such a cache"
         raise ValueError(message)

@@ -6,7 +6,7 @@ import torch
 
 from ..formats.arithmetic import SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
 from ..formats.cache_elements import token_scales
-from ..formats.kv_format import KVCacheFormat, Scales
+from ..formats.kv_format import KVCacheFormat, Scales, check_kv_format
 from ..formats.zero_points import steps_of
 from .append import Caches, addresses, append_paged_scaled, checked_append, in_slots
 from .metadata import BatchMetadata
@@ -53,6 +53,7 @@ def append_error_bound(
     Raises:
         ValueError: as ``append_paged_scaled``, or a format without scales of tokens.
     """
+    check_kv_format(kv_format, needed=True)
     entry, layout = kv_format.entry, kv_format.kv_layout
     if not entry.scaled_by_token:
         message = f"kv_format is {kv_format.element}, which has no scales of tokens and heads"

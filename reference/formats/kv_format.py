@@ -6,8 +6,15 @@ from dataclasses import dataclass
 
 import torch
 
-from ..validation import KVLayout, check_kv_layout, check_values
-from .cache_elements import SCALE_LAYOUTS, CacheElement, Codes, cache_element, element_of
+from ..validation import KVLayout, check_kv_layout, check_values, listed
+from .cache_elements import (
+    CACHE_ELEMENTS,
+    SCALE_LAYOUTS,
+    CacheElement,
+    Codes,
+    cache_element,
+    element_of,
+)
 from .latent_records import Record
 
 
@@ -50,13 +57,15 @@ class KVCacheFormat:
             raise ValueError(AMBIGUOUS.format(name="element"))
         allowed = ("", "uint8") if self.quantised else ("",)
         if self.storage not in allowed:
-            message = f"storage is {self.storage!r}; {self.element} may be stored as {allowed!r}"
+            message = (
+                f"storage is {self.storage!r}; {self.element} may be stored as {listed(allowed)}"
+            )
             raise ValueError(message)
         check_kv_layout(self.kv_layout)
         if self.v_scale_layout not in SCALE_LAYOUTS:
             message = (
                 f"v_scale_layout is {self.v_scale_layout!r}; it must be one of "
-                f"{tuple(SCALE_LAYOUTS)}"
+                f"{listed(SCALE_LAYOUTS)}"
             )
             raise ValueError(message)
 
@@ -97,8 +106,25 @@ class KVCacheFormat:
         return self.entry.decode(Codes(rows, scales))
 
 
+def check_kv_format(kv_format: object, *, needed: bool = False) -> None:
+    """Refuse what is no format, as the name of one.
+
+    Raises:
+        ValueError: it says what to give.
+    """
+    if (kv_format is None and not needed) or isinstance(kv_format, KVCacheFormat):
+        return
+    known = ", ".join(CACHE_ELEMENTS)
+    message = (
+        f"kv_format is {kv_format!r}; it must be a KVCacheFormat, such as "
+        f"KVCacheFormat('float8_e4m3fn'); its elements are {known}"
+    )
+    raise ValueError(message)
+
+
 def stored_head_dim(cache: torch.Tensor, kv_format: KVCacheFormat | None) -> int:
     """Return the channels of the values in a cache, whose entries may hold several of them."""
+    check_kv_format(kv_format)
     if kv_format is not None and kv_format.entry.record is not None:
         return kv_format.entry.record.head_dim_vo
     return cache.shape[-1] * (kv_format.packed if kv_format else 1)
@@ -161,6 +187,7 @@ def checked_cache(
         ValueError: uint8 without a format, a dtype that is not the format's, scales that are
             missing, in the way or of another shape; the argument is named.
     """
+    check_kv_format(kv_format)
     found = _format_of(k_cache, v_cache, kv_layout, kv_format)
     if found.entry.record is not None:
         for name, cache in (("k", k_cache), ("v", v_cache)):

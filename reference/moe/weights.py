@@ -22,7 +22,7 @@ from ..formats.quantization import (
     quantize_nvfp4,
 )
 from ..scratch import Scratch
-from ..validation import check_values, checked_number
+from ..validation import check_values, checked_number, listed
 from .matrix_elements import POWERS, SCALE_BLOCK, SCALES, MatrixElement, fp8, int4, int8
 
 __all__ = [
@@ -103,7 +103,7 @@ class MatrixFormat:
             raise ValueError(message)
         allowed = self.entry.scales
         if self.scales not in allowed:
-            message = f"scales is {self.scales!r}; {self.element} may have {allowed!r}"
+            message = f"scales is {self.scales!r}; {self.element} may have {listed(allowed)}"
             raise ValueError(message)
 
     @property

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, ClassVar, NoReturn
 
 from ...fixtures.suggestions import did_you_mean
+from ..validation import listed
 
 SCHEMA = "kernelproof/problem/1"
 DTYPES = ("float32", "float16", "bfloat16")
@@ -67,7 +68,7 @@ def is_power_of_two(number: float) -> bool:
 def check_one_of(name: str, value: str, allowed: Sequence[str]) -> None:
     """Refuse a field with a value that is not among these."""
     if value not in allowed:
-        refuse(name, value, f"one of {', '.join(allowed)}", meant=did_you_mean(str(value), allowed))
+        refuse(name, value, f"one of {listed(allowed)}", meant=did_you_mean(str(value), allowed))
 
 
 def check_at_least(problem: object, least: Sequence[tuple[str, int]]) -> None:

@@ -1,4 +1,5 @@
 """Implementations of one name are told apart by where they come from."""
+
 from __future__ import annotations
 
 from kernelproof.properties.findings.names import Names
