@@ -32,9 +32,11 @@ def main() -> None:
 
 
 def _explain(missing: str) -> int:
+    from .fixtures.suggestions import how_to_install
+
     sys.stderr.write(
         f"kernelproof: the commands need the package {missing}, which is not installed; "
-        "python -m pip install 'kernelproof[suite]' brings it\n"
+        f"{how_to_install('suite')} brings it\n"
     )
     return 2
 

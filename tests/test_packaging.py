@@ -246,4 +246,4 @@ def check_the_command(environment: Environment, outside: Path) -> None:
         assert said.returncode == 2, said.stderr
         assert said.stdout == ""
         assert said.stderr.count("\n") == 1
-        assert "kernelproof[suite]" in said.stderr
+        assert "'.[suite]' in a clone of kernelproof brings it" in said.stderr

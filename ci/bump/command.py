@@ -21,7 +21,7 @@ from ...impl.registry import built_in_compiler, built_in_provider, registered
 from ...impl.targets.capability import CHIPS
 from ...impl.targets.unpacked import folders
 from ...properties.findings.expectations import read_expectations
-from ...properties.findings.files import dumps
+from ...properties.findings.files import dumps, make_folder
 from ...properties.findings.ledger import LedgerError
 from ...properties.findings.report import SUITE_FAILED
 from ...properties.isolation.gpus import processes_for, visible_devices
@@ -445,7 +445,7 @@ def _tensors(journal: Path) -> Iterator[Path]:
     """Return a folder for results, beside the journal: a resumed run compares with those in it."""
     folder = journal.with_suffix(".tensors")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     except OSError as error:
         message = f"--journal {journal}: its folder cannot be made ({error.strerror})"
         raise UsageRefusedError(message) from error

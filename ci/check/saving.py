@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...properties.findings.files import Output, OutputError
+from ...properties.findings.files import Output, OutputError, make_folder
 from ...properties.worker.keeping import Kept
 
 INDEX = "index.json"
@@ -51,7 +51,7 @@ def save_tensors(kept: Kept, folder: Path, about: Mapping[str, Any]) -> list[Pat
     }
     files, tensors = [], []
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         _clear(folder)
         for group, named in groups.items():
             path = folder / f"{group}{suffix}"

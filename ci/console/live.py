@@ -5,6 +5,8 @@ The block disappears when the work ends, and nothing of it scrolls. A log has a 
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +28,15 @@ FRAMES_PER_SECOND = 4
 BAR_WIDTH = 30
 MOST_SHOWN = 8
 """Most findings in the block of a terminal."""
+
+
+def in_one_log() -> bool:
+    """Whether standard output and error are one file or pipe, as after ``2>&1``."""
+    try:
+        found = [os.fstat(each.fileno()) for each in (sys.stdout, sys.stderr)]
+        return os.path.samestat(*found) and not sys.stderr.isatty()
+    except (OSError, ValueError):  # there is no file behind one of them
+        return False
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import __version__
+from ...properties.findings.files import make_folder
 from ...properties.search.plan import Plan
 from ..console.errors import UsageRefusedError
 from .units import Unit, UnitResult
@@ -58,7 +59,7 @@ class Journal:
         self._results: list[tuple[Unit, UnitResult]] = []
         head = head_of(plan)
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self._path.parent)
             whole = self._read(head) if resume and self._path.exists() else 0
             self._path.touch(0o600)
             os.truncate(self._path, whole)  # the last result of a run that was killed may be cut

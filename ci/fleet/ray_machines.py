@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from ...fixtures.suggestions import how_to_install
 from ..console.errors import MachineError, UsageRefusedError
 from ..console.signals import ENDINGS
 from .fleet import GRACE_SECONDS, Ended, Event
@@ -75,7 +76,7 @@ def connected(address: str) -> Iterator[None]:
     try:
         import ray
     except ImportError as error:
-        message = "--ray needs Ray: pip install 'kernelproof[ray]'"
+        message = f"--ray needs Ray: {how_to_install('ray')} brings it"
         raise UsageRefusedError(message) from error
     _check(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

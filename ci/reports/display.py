@@ -14,7 +14,12 @@ from ...impl.targets.registrations import Registration
 from ...properties.findings.causes import Cause
 from ...properties.findings.coverage import gaps_text
 from ...properties.findings.report import ImplementationReport
-from ...properties.findings.text_format import PRINTED_LINES, printed_lines, trace_lines
+from ...properties.findings.text_format import (
+    PRINTED_LINES,
+    law_names,
+    printed_lines,
+    trace_lines,
+)
 from ...properties.verdicts.text import compact, count_of, one_line, printable
 from .claims import claims_count, claims_text, lost_lines
 from .outline import (
@@ -85,7 +90,7 @@ def print_summary(out: Console, summary: Summary, *, verbose: bool = False) -> N
         line(out, "lost claim", told, style_of("LOST"))
     for report in reports:
         for cause in new_findings(report):
-            print_finding(out, cause)
+            print_finding(out, cause, verbose=verbose)
     _print_known(out, summary, verbose=verbose)
     _print_weak(out, reports, summary, verbose=verbose)
     _print_passed(out, reports, summary, verbose=verbose)
@@ -250,13 +255,13 @@ def print_implementations(out: Console, reports: Iterable[ImplementationReport])
         out.print(Padding(Text(told), (0, 0, 0, 2)))
 
 
-def print_finding(out: Console, cause: Cause) -> None:
-    """Print findings with one cause that no ledger entry explains."""
+def print_finding(out: Console, cause: Cause, *, verbose: bool = False) -> None:
+    """Print findings with one cause that no ledger entry explains; all laws where verbose."""
     finding, verdict = cause.finding, cause.finding.verdict
     title = f"{verdict.status} {verdict.kind}".strip()
     say(
         out,
-        f"{title}  {finding.implementation}  {', '.join(cause.laws)}",
+        f"{title}  {finding.implementation}  {law_names(cause.laws, verbose=verbose)}",
         verdict.message,
         style=verdict.status,
     )

@@ -21,7 +21,7 @@ from ...properties.search.plan import Plan
 from ...properties.search.progress import Progress
 from ...properties.verdicts.text import count_of, one_line
 from ...properties.verdicts.verdict import Verdict
-from ..console.live import bar, has_block, live, minutes, newest, row
+from ..console.live import bar, has_block, in_one_log, live, minutes, newest, row
 from .display import style_of
 from .statement import opening, statement, to_be_judged
 
@@ -73,6 +73,7 @@ class Watch(Progress):
         writer: of the findings' cases.
         laws: how many run for each operation.
         clock: returns the time in seconds.
+        repeated: whether the summary goes to the same log, which then has each finding once.
     """
 
     def __init__(
@@ -82,6 +83,8 @@ class Watch(Progress):
         writer: CaseWriter,
         laws: Mapping[str, int],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        repeated: bool = False,
     ) -> None:
         self.err, self.run, self._clock = err, run, clock
         self.tallies: dict[str, Tally] = {}
@@ -95,6 +98,7 @@ class Watch(Progress):
         self._shrinking: dict[tuple[str, str], Text] = {}
         self._findings: list[Text] = []
         self._lock = threading.RLock()
+        self._repeated = repeated
         self._writer, self._laws = writer, laws
         self._shown: set[int] = set()
         self._started = self._first = clock()
@@ -177,6 +181,12 @@ class Watch(Progress):
         verdict = finding.verdict
         title = f"{verdict.status} {verdict.kind}".strip()
         first = self._shown_before(finding)
+        if self._repeated:  # the summary comes into the same log, with all that is known by then
+            if first is None:
+                with self._lock:
+                    self._findings.append(Text(title))
+            self.say(Text(one_line(f"found: {finding.implementation}  {finding.law}"), "dim"))
+            return
         if first is not None:
             told = f"  {finding.implementation}  {finding.law}: the same cause as under {first.law}"
             self.say(Text(one_line(f"{title}{told}"), "dim"))
@@ -309,7 +319,7 @@ def watch(
         writer: of the findings' cases.
         laws: how many run for each operation.
     """
-    made = Watch(err, run, writer, laws)
+    made = Watch(err, run, writer, laws, repeated=in_one_log())
     run.progress = made
     made.begin()
     with live(err, made.block, made.line):

@@ -8,6 +8,7 @@ import importlib.util
 from importlib.machinery import PathFinder
 from types import ModuleType
 
+from ...fixtures.suggestions import how_to_install
 from .refusal import Refusal
 from .target import UnsupportedError
 
@@ -19,7 +20,8 @@ def missing(module: str, extra: str) -> Refusal | None:
         importlib.import_module(module)
     except ImportError as error:
         absent = getattr(error, "name", None) or module
-        reason = f"{module} cannot be imported ({absent} is missing): install kernelproof[{extra}]"
+        how = how_to_install(extra)
+        reason = f"{module} cannot be imported ({absent} is missing): {how} brings it"
     except Exception as error:  # noqa: BLE001  a broken wheel must not end the run
         reason = f"{module} fails on import: {type(error).__name__}: {error}"
     else:

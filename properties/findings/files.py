@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -32,7 +33,7 @@ class Output:
             OutputError: ``write`` would fail.
         """
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path.parent)
             if not is_special(self.path):
                 draft = _draft(self.path)
                 draft.touch()
@@ -74,9 +75,22 @@ def _finite(data: object) -> object:
     return data
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and those around it, except at the root: there, a slash is one too many.
+
+    Raises:
+        OSError: it cannot be made, or would be the first one of its path.
+    """
+    top = folder.parents[-2] if folder.is_absolute() and len(folder.parts) > 2 else folder  # noqa: PLR2004
+    if folder.is_absolute() and not top.exists():
+        why = "no such folder, and none is made at the root"
+        raise FileNotFoundError(errno.ENOENT, why, str(top))
+    folder.mkdir(parents=True, exist_ok=True)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     # Text of unknown origin may hold lone surrogates.
     data = text.encode(errors="backslashreplace")
     if is_special(path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,11 +14,20 @@ if TYPE_CHECKING:
     from ...reference import Problem
 
 TRACE_LINES = 12
+MOST_LAWS = 4
+"""Most laws named in the title of one cause, and one more; ``-v`` and the JSON have them all."""
 PRINTED_LINES = 12
 """Lines shown of what a process printed; JSON and ``replay`` have all that was kept."""
 PACKAGE = Path(__file__).parents[2]
 SUITE = (str(PACKAGE / "properties"), str(PACKAGE / "impl" / "protocol.py"))
 """Frames of these files say nothing of the code under test."""
+
+
+def law_names(laws: Sequence[str], *, verbose: bool = False) -> str:
+    """Return the first of the laws that one cause fails under, and how many there are besides."""
+    if verbose or len(laws) <= MOST_LAWS + 1:
+        return ", ".join(laws)
+    return f"{', '.join(laws[:MOST_LAWS])} and {len(laws) - MOST_LAWS} more laws"
 
 
 def finding_lines(finding: Finding) -> list[str]:

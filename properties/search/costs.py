@@ -18,7 +18,7 @@ import msgspec
 
 from ...impl.targets.data_files import read_json
 from ...impl.targets.schemas import Table, converted
-from ..findings.files import Output
+from ..findings.files import Output, make_folder
 from ..space.profiles import Cost, Profile
 
 SCHEMA = "kernelproof-costs-1"
@@ -127,7 +127,7 @@ def _write_alone(path: Path, write: Callable[[], None]) -> None:
     A file that cannot be written costs no run its result: a line on stderr says so.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)  # processes of xdist write the same file

@@ -26,6 +26,7 @@ from hypothesis.database import (
 
 from ...impl import Target
 from ...impl.targets.capability import CHIPS
+from ..findings.files import make_folder
 from ..findings.redaction import masked
 
 VARIABLE = "KERNELPROOF_EXAMPLES"
@@ -75,7 +76,7 @@ def _open(place: str, folder: Path) -> ExampleDatabase:
         raise ExamplesError(message)
     path = Path(place).expanduser()
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
     except OSError as error:
         message = f"{place}: cannot be made ({error.strerror})"
         raise ExamplesError(message) from error

@@ -251,7 +251,7 @@ class TestOptional:
         said = missing("surely_not_installed.kernels", "flashinfer")
         assert said == (
             "surely_not_installed.kernels cannot be imported (surely_not_installed is missing): "
-            "install kernelproof[flashinfer]"
+            "python -m pip install '.[flashinfer]' in a clone of kernelproof brings it"
         )
         with pytest.raises(UnsupportedError, match="cannot be imported"):
             require("surely_not_installed.kernels", "flashinfer")

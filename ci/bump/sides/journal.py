@@ -22,7 +22,7 @@ import msgspec
 
 from ....impl.targets.data_files import check_regular, read_bytes
 from ....impl.targets.schemas import converted
-from ....properties.findings.files import dumps
+from ....properties.findings.files import dumps, make_folder
 from ...console.errors import MachineError, UsageRefusedError
 from ...releases.sandboxes import Tell, quietly
 from .ending import Ending
@@ -85,7 +85,7 @@ class Journal:
         if path is None:
             return
         with self._used():
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             with self._used():

@@ -29,7 +29,7 @@ from kernelproof.properties.space.profiles import PROFILES
 
 def test_without_ray_one_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ClickException, match=r"pip install 'kernelproof\[ray\]'") as refused:
+    with pytest.raises(ClickException, match=r"pip install '\.\[ray\]' in a clone") as refused:
         connected("auto").__enter__()
     assert refused.value.exit_code == 2
 

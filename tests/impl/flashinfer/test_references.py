@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from kernelproof.fixtures.suggestions import how_to_install
 from kernelproof.impl import BUILT_IN, Target, find_implementation
 from kernelproof.impl.flashinfer.triton import to_base_2, to_natural
 from kernelproof.impl.gpu.triton_interpreter import LoopVariable, castable_loop_variables
@@ -81,14 +82,14 @@ def test_without_flashinfer_everything_is_unsupported_in_one_sentence() -> None:
             assert "triton cannot be imported" in reason
         else:
             assert "cannot be imported (flashinfer" in reason
-            assert reason.endswith("is missing): install kernelproof[flashinfer]")
+            assert reason.endswith(f"is missing): {how_to_install('flashinfer')} brings it")
 
 
 def test_without_triton_its_kernels_are_unsupported_in_one_sentence() -> None:
     names = [name for name in FLASHINFER if "-triton-" in name]
     for reason in refusals("triton", names, TRITON_INTERPRET="1"):
         assert reason == (
-            "triton cannot be imported (triton is missing): install kernelproof[triton]"
+            f"triton cannot be imported (triton is missing): {how_to_install('triton')} brings it"
         )
 
 

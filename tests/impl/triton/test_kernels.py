@@ -71,7 +71,8 @@ class TestRefusals:
         ]  # fmt: skip
 
     def test_without_triton_all_are_unsupported_in_one_sentence(self) -> None:
-        said = "triton cannot be imported (triton is missing): install kernelproof[triton]"
+        how = "python -m pip install '.[triton]' in a clone of kernelproof"
+        said = f"triton cannot be imported (triton is missing): {how} brings it"
         assert refusals("triton", "1") == [said] * len(OURS)
 
     def test_without_the_interpreter_all_are_unsupported_on_a_cpu(self) -> None:
