@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from ..targets.backends import BACKENDS, OWN_BACKENDS
 from ..targets.capability import capability_name
 from ..targets.refusal import Code, Refusal
 from ..targets.target import Target, UnsupportedError
 from .book import Index, RuleBook, index_of
 from .evidence import level_of, level_of_refusal
 from .explanation import why_unknown
-from .feature import AUTO, FLOAT_DTYPES, Feature, with_fields
+from .feature import AUTO, BACKEND_ALIASES, FLOAT_DTYPES, Feature, with_fields, wrong
 from .reading import load_rules
 from .rules import EVIDENCE, Rule
 
@@ -27,7 +28,7 @@ PREFERENCE = {
     "append_paged_kv": ("cuda", "triton"),
     "build_metadata": ("triton", "reference"),
     "route": ("trtllm-gen", "cuda", "reference"),
-    "moe": ("trtllm-gen", "cutlass", "cute-dsl", "b12x", "triton"),
+    "moe": ("trtllm-gen", "cutlass", "cute-dsl", "b12x", "engine-triton", "triton"),
 }
 """Backends that serve, the fastest first: what ``auto`` tries and what a refusal offers."""
 PAGED = ("paged_attention", "append_paged_kv")
@@ -45,6 +46,7 @@ class Ruling(NamedTuple):
     feature: Feature
     note: str = ""
     book: RuleBook = RuleBook(())
+    backends: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,8 @@ class Decision:
         """What ``decide`` supports on the same target instead, the most useful first."""
         if self.supported:
             return ()
-        return _alternatives(self.feature, index_of(self.ruling.book, self.target))
+        ruling = self.ruling
+        return _alternatives(self.feature, index_of(ruling.book, self.target), ruling.backends)
 
     @property
     def supported(self) -> bool:
@@ -114,7 +117,7 @@ class Decision:
         return any(
             (each, of) in permissions
             for each in (LATENT_OR_NOT if operation in LATENT_OR_NOT else (operation,))
-            for of in (PREFERENCE[each] if backend == AUTO else (backend,))
+            for of in (_offered(each, self.ruling.backends) if backend == AUTO else (backend,))
         )
 
     def __str__(self) -> str:
@@ -158,20 +161,28 @@ def describe(target: Target) -> str:
     return f"{capability_name(target.sm)} with {has}"
 
 
-def decide(feature: Feature, target: Target, *, book: RuleBook | None = None) -> Decision:
+def decide(
+    feature: Feature,
+    target: Target,
+    *,
+    book: RuleBook | None = None,
+    backends: Collection[str] | None = None,
+) -> Decision:
     """Decide whether a kind of call may run on a machine.
 
     Args:
         feature: what is asked.
         target: the machine; it need not be this one.
         book: of rules; the shipped ones if None.
+        backends: that may be chosen and offered; all if None.
 
     Raises:
-        ValueError: a version of the target is none by PEP 440.
+        ValueError: a version of the target is none by PEP 440, or there is no such backend.
         RulesError: the shipped rules cannot be read.
     """
     book = book or load_rules()
-    ruling = _rule_on(feature, index_of(book, target))
+    names = None if backends is None else _known(backends)
+    ruling = _rule_on(feature, index_of(book, target), names)
     rule = ruling.rule
     chosen = ruling.feature if feature.backend == AUTO and ruling.status == SUPPORTED else feature
     return Decision(
@@ -181,7 +192,7 @@ def decide(feature: Feature, target: Target, *, book: RuleBook | None = None) ->
         evidence=_evidence(chosen, ruling, target),
         feature=chosen if chosen.phase == feature.phase else with_fields(chosen, phase="mixed"),
         target=target,
-        ruling=ruling._replace(book=book),
+        ruling=ruling._replace(book=book, backends=names),
     )
 
 
@@ -205,27 +216,69 @@ def require(
     *,
     book: RuleBook | None = None,
     allow_unknown: bool = False,
+    backends: Collection[str] | None = None,
 ) -> Decision:
     """Fail fast where a kind of call may not run.
 
     Args:
         feature, target, book: see ``decide``.
         allow_unknown: let pass what no rule speaks of.
+        backends: that the caller has, and may be answered with; by default all that are not
+            Kernelproof's own (``triton``, ``reference``), which an engine lacks. A feature that
+            names another one is refused.
 
     Raises:
         UnsupportedError: it is refused or unknown; the text names an alternative.
         ValueError, RulesError: see ``decide``.
     """
-    decision = decide(feature, target, book=book)
+    names = engine_backends(feature) if backends is None else _known(backends)
+    decision = decide(feature, target, book=book, backends=names)
+    if feature.backend not in (AUTO, *names):
+        message = (
+            f"{feature} is not among the backends that were given ({', '.join(names)}). "
+            f"{_choice(feature, target, book, names)}"
+        )
+        raise UnsupportedError(message)
     if decision.supported or (allow_unknown and decision.status == "unknown"):
         return decision
     raise UnsupportedError(str(decision))
 
 
-def _rule_on(feature: Feature, index: Index) -> Ruling:
+def engine_backends(feature: Feature) -> tuple[str, ...]:
+    """Return what ``require`` answers with by default: of our own, only what a feature names."""
+    return tuple(each for each in BACKENDS if each not in OWN_BACKENDS or each == feature.backend)
+
+
+def _choice(feature: Feature, target: Target, book: RuleBook | None, names: Sequence[str]) -> str:
+    """Return what to use in place of a backend that the caller does not have."""
+    best = decide(with_fields(feature, backend=AUTO), target, book=book, backends=names)
+    if best.supported:
+        return f"Use backend={best.feature.backend!r}"
+    return best.instead
+
+
+def _known(backends: Collection[str]) -> tuple[str, ...]:
+    """Return backends by their names; refuse what is none."""
+    given = (backends,) if isinstance(backends, str) else tuple(backends)
+    names = tuple(BACKEND_ALIASES.get(each, each) for each in given)
+    for each in names:
+        if each not in BACKENDS:
+            raise ValueError(wrong("backend", each, BACKENDS))
+    return names
+
+
+def _offered(operation: str, backends: tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return the backends of an operation that may be chosen, the fastest first."""
+    every = PREFERENCE[operation]
+    if backends is None:
+        return every
+    return tuple(each for each in every if each in backends)
+
+
+def _rule_on(feature: Feature, index: Index, backends: tuple[str, ...] | None = None) -> Ruling:
     """Find the rule that decides, or none."""
     if feature.backend == AUTO:
-        return _best(feature, index)
+        return _best(feature, index, backends)
     if feature.phase == "mixed":
         return _both_phases(feature, index)
     key = (feature.operation, feature.backend)
@@ -241,10 +294,14 @@ def _rule_on(feature: Feature, index: Index) -> Ruling:
     return Ruling("unknown", None, feature)
 
 
-def _best(feature: Feature, index: Index) -> Ruling:
+def _best(feature: Feature, index: Index, backends: tuple[str, ...] | None) -> Ruling:
     """Decide for the first backend that is supported."""
     rulings = []
-    for backend in PREFERENCE[feature.operation]:
+    offered = _offered(feature.operation, backends)
+    if not offered:
+        note = f"none of these backends has {feature.operation}: {', '.join(backends or ())}; "
+        return Ruling("unknown", None, feature, note)
+    for backend in offered:
         ruling = _rule_on(with_fields(feature, backend=backend), index)
         if ruling.status == SUPPORTED:
             return ruling
@@ -264,12 +321,17 @@ def _both_phases(feature: Feature, index: Index) -> Ruling:
     return ruling
 
 
-def _alternatives(feature: Feature, index: Index) -> tuple[Feature, ...]:
+def _alternatives(
+    feature: Feature, index: Index, backends: tuple[str, ...] | None
+) -> tuple[Feature, ...]:
     """Return what is supported instead; another cache format only where nothing else helps."""
-    for candidates in (_other_kernels(feature), _other_formats(feature)):
+    offered = _offered(feature.operation, backends)
+    for candidates in (_other_kernels(feature, offered), _other_formats(feature, offered)):
         found: dict[Feature, None] = {}
         for other in candidates:
-            if other != feature and _rule_on(other, index).status == SUPPORTED:
+            if other.backend not in (AUTO, *offered):  # it is offered in no shape
+                continue
+            if other != feature and _rule_on(other, index, backends).status == SUPPORTED:
                 found[other] = None
                 if len(found) == MOST_ALTERNATIVES:
                     break
@@ -278,9 +340,9 @@ def _alternatives(feature: Feature, index: Index) -> tuple[Feature, ...]:
     return ()
 
 
-def _other_kernels(feature: Feature) -> Iterator[Feature]:
+def _other_kernels(feature: Feature, offered: Sequence[str]) -> Iterator[Feature]:
     """Return other kernels for the same numbers, then other shapes of the same cache."""
-    for backend in PREFERENCE[feature.operation]:
+    for backend in offered:
         yield with_fields(feature, backend=backend)
     if feature.query_len > 1 or feature.ragged_queries:
         yield with_fields(feature, phase="prefill")
@@ -294,7 +356,7 @@ def _other_kernels(feature: Feature) -> Iterator[Feature]:
         yield with_fields(feature, kv_layout=layout)
 
 
-def _other_formats(feature: Feature) -> Iterator[Feature]:
+def _other_formats(feature: Feature, offered: Sequence[str]) -> Iterator[Feature]:
     """Return wider formats of queries and cache, with the same backend and then with others."""
     if feature.operation not in PAGED:
         return
@@ -302,5 +364,5 @@ def _other_formats(feature: Feature) -> Iterator[Feature]:
     for kv_dtype in ("float8_e4m3fn", q_dtype):
         wider = with_fields(feature, q_dtype=q_dtype, kv_dtype=kv_dtype, kv_storage="")
         yield wider
-        for backend in PREFERENCE[feature.operation]:
+        for backend in offered:
             yield with_fields(wider, backend=backend)

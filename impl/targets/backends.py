@@ -24,6 +24,7 @@ PROVIDERS: Mapping[str, str] = {
     "triton": KERNELPROOF,
     "flashinfer-triton": FLASHINFER,
     "flashinfer-trace": FLASHINFER,
+    "engine-triton": VLLM,
     "torch-sdpa": TORCH,
     "reference": KERNELPROOF,
 }
@@ -33,10 +34,14 @@ library is one line here.
 ``cuda-core``: decode without tensor cores. ``group-gemm``: experts whose products are FlashInfer's
 (``SegmentGEMMWrapper``), with torch around them. ``cuda``: FlashInfer's kernels of an operation
 that has no choice of backends. ``triton``: Kernelproof's own. ``flashinfer-triton`` and
-``flashinfer-trace``: the Triton kernels and the pure PyTorch references in FlashInfer's wheel."""
+``flashinfer-trace``: the Triton kernels and the pure PyTorch references in FlashInfer's wheel.
+``engine-triton``: the serving stack's own Triton kernels, vLLM's for one."""
+OWN_BACKENDS = frozenset(name for name, of in PROVIDERS.items() if of == KERNELPROOF)
+"""Names of Kernelproof's own kernels and references, which an engine does not have."""
 COMPILERS: Mapping[str, str] = {
     "triton": TRITON,
     "flashinfer-triton": TRITON,
+    "engine-triton": TRITON,
     "cute-dsl": CUTLASS_DSL,
     "b12x": CUTLASS_DSL,
     VLLM: TRITON,

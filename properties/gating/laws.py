@@ -16,6 +16,7 @@ from ...impl.gating import (
     decide,
     require,
 )
+from ...impl.gating.decision import engine_backends
 from . import definition
 
 Law = Callable[[Feature, Target, RuleBook], None]
@@ -92,8 +93,8 @@ def refusals_say_everything(feature: Feature, target: Target, book: RuleBook) ->
 
 
 def require_raises_just_there(feature: Feature, target: Target, book: RuleBook) -> None:
-    """``require`` lets pass what is supported, and nothing else."""
-    decision = decide(feature, target, book=book)
+    """``require`` lets pass what is supported by what an engine has, and nothing else."""
+    decision = decide(feature, target, book=book, backends=engine_backends(feature))
     try:
         require(feature, target, book=book)
     except UnsupportedError as error:
@@ -109,7 +110,7 @@ def unknown_chips_and_releases_are_not_supported(
     """No rule was written for them."""
     for odd in (replace(target, sm=109), replace(target, sm=130)):
         must(not decide(feature, odd, book=book).supported)
-    if feature.backend not in ("triton", "torch-sdpa", "reference"):
+    if feature.backend not in ("triton", "engine-triton", "torch-sdpa", "reference"):
         for version in ("0.6.5", "0.7.3", "99.0"):
             unknown = replace(target, flashinfer=version)
             must(not decide(feature, unknown, book=book).supported)

@@ -408,3 +408,44 @@ def test_importing_the_gate_touches_neither_cuda_nor_flashinfer() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+CPU = Target(sm=90, flashinfer="0.7.2.post1", triton="3.6.0")
+
+
+@pytest.mark.parametrize("operation", ["build_metadata", "route", "merge_state", "moe"])
+def test_our_own_kernels_are_no_answer_unless_named(operation: str) -> None:
+    asked = Feature(operation, q_dtype="float32")
+    own = ("triton", "reference")
+    try:
+        assert require(asked, CPU).feature.backend not in own
+    except UnsupportedError as error:
+        assert not any(f"backend='{each}'" in str(error) for each in own)  # noqa: PT017
+    if operation != "route":  # which no rule of `auto` has in float32
+        named = require(asked, CPU, backends=["triton"])
+        assert named.feature.backend == "triton"
+        assert "kernelproof" in named.source
+
+
+def test_triton_experts_of_an_engine_are_not_ours() -> None:
+    relu2 = Feature("moe", "cutlass", activation="relu2")
+    target = Target(sm=120, flashinfer="0.6.7")
+    with pytest.raises(UnsupportedError, match="Use backend='engine-triton'"):
+        require(relu2, target)
+    with pytest.raises(UnsupportedError, match="Use backend='triton'"):
+        require(replace(relu2, backend="cutlass"), target, backends=["cutlass", "triton"])
+    assert "vllm" in require(replace(relu2, backend="engine-triton"), target).source
+    assert "kernelproof" in require(replace(relu2, backend="triton"), target).source
+
+
+def test_what_an_engine_lacks_is_neither_chosen_nor_offered() -> None:
+    both = replace(HERE, sm=100)
+    book = RuleBook((replace(ALLOW, chips=(90, 100, 103)), TRTLLM, HANG), HASHES)
+    assert require(Feature(), both, book=book).feature.backend == "trtllm-gen"
+    assert require(Feature(), both, book=book, backends=["fa2"]).feature.backend == "fa2"
+    with pytest.raises(UnsupportedError, match=r"not among the backends .*Use backend='fa2'"):
+        require(GEN, both, book=book, backends=["fa2"])
+    with pytest.raises(UnsupportedError, match="No alternative is supported there"):
+        require(GEN, HERE, book=book, backends=["trtllm"])
+    with pytest.raises(ValueError, match="backend is 'fa9'"):
+        require(Feature(), both, backends=["fa9"])

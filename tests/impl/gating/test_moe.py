@@ -91,7 +91,7 @@ class TestRelu2:
 
     def test_triton_is_offered_instead(self) -> None:
         decision = decide(feature_of(self.problem, "cutlass"), on(121, "0.6.7.post3"))
-        assert decision.instead == "Use backend='triton'"
+        assert decision.instead == "Use backend='engine-triton'"
 
     @pytest.mark.parametrize(("version", "said"), [("0.6.7.post3", "refused"), ("0.6.8", "yes")])
     def test_the_command_says_so_too(self, version: str, said: str) -> None:
@@ -103,7 +103,7 @@ class TestRelu2:
         if said == "refused":
             assert "https://github.com/vllm-project/vllm/pull/39825" in printed
             assert "cutlass-moe-relu2" in printed
-            assert "Use backend='triton'" in printed
+            assert "Use backend='engine-triton'" in printed
 
 
 @pytest.mark.skipif(ABSENT is not None, reason=str(ABSENT))
