@@ -227,8 +227,10 @@ def unknown_is_supported(patch: Patch, shipped: RuleBook) -> RuleBook:
     """Let pass what no rule speaks of."""
     honest = decision._rule_on  # noqa: SLF001  the decision that is made wrong
 
-    def rule_on(feature: Feature, index: book.Index) -> decision.Ruling:
-        said = honest(feature, index)
+    def rule_on(
+        feature: Feature, index: book.Index, backends: tuple[str, ...] | None = None
+    ) -> decision.Ruling:
+        said = honest(feature, index, backends)
         return said._replace(status="supported") if said.status == "unknown" else said
 
     patch(decision, "_rule_on", rule_on)

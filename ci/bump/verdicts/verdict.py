@@ -120,7 +120,8 @@ def decide(
                 if each.concerns(chip) and not policy.accepts_on(each, chip)
             ],
             evidence[chip],
-            undecided=bool(failures),
+            undecided=bool(failures) or ended,
+            ended=ended,
         )
         for chip in sorted(evidence, key=chip_order)
     )
@@ -138,14 +139,16 @@ def decide(
     return Verdict(verdict, f"{verdict.upper()}: {why}", chips, conditions)
 
 
-def _chip(chip: Chip, here: Sequence[Finding], evidence: str, *, undecided: bool) -> ChipVerdict:
+def _chip(
+    chip: Chip, here: Sequence[Finding], evidence: str, *, undecided: bool, ended: bool
+) -> ChipVerdict:
     blocking = tuple(each.id for each in here if each.action == BLOCK)
     rules: dict[str, list[str]] = {}
     for each in here:
         if each.action == CONDITION:
             rules.setdefault(each.rule or each.message, []).append(each.id)
     conditions = tuple(Condition(rule, tuple(ids)) for rule, ids in rules.items())
-    if blocking:
+    if blocking and not ended:  # else the whole is undecided, and so is each chip of it
         verdict = NO
     elif undecided:
         verdict = UNDECIDED
