@@ -350,7 +350,7 @@ def _moves(
         if stuck.any() and verdict.kind != "insensitive":
             where = tuple(int(i) for i in stuck.nonzero()[0])
             off = (after - expected).abs() > getattr(other_bounded.bound, field)
-            too = f"; with {getattr(other, name)} it is wrong, see parity" if off.any() else ""
+            too = f"; with {getattr(other, name)} it is wrong, too" if off.any() else ""
             found = fail(
                 "insensitive",
                 f"{name} = {getattr(problem, name)} in place of {getattr(other, name)} moves "

@@ -312,7 +312,7 @@ class TestLedger:
         both = Ledger((structs.replace(entry, laws=("parity", "sensitivity")),))
         masked: dict[str, Any] = {"only": Only({"causal": (True,)}), "laws": ["sensitivity"]}
         found = only_finding(execute("always_causal", **masked).implementations[0])
-        assert "with False it is wrong, see parity" in found.verdict.message
+        assert "with False it is wrong, too" in found.verdict.message
         law = only_law(execute("always_causal", ledger=both, **masked).implementations[0])
         assert (law.verdict, law.known["always-causal-known"] > 0) == ("KNOWN", True)
 
