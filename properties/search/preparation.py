@@ -256,7 +256,7 @@ def prepare(
             return None
     if modules and selection is not None:
         # The keys too: another search, say with another profile, needs other modules.
-        named = f"{report.reference} {[module.key for module in modules]}"
+        key = f"{report.reference} {[module.key for module in modules]}"
         # What exists is loaded by whoever judges with it: nobody waits for another process.
         every = [each for each in [*modules, *selection.others()] if not each.exists]
         builder.claim(every)
@@ -267,7 +267,7 @@ def prepare(
             early = candidate_of([first])
             begun(early)
             every = [each for each in every if each is not first]
-        once(named, lambda: builder.build(address, every, report, built))
+        once(key, lambda: builder.build(address, every, report, built))
         report.modules = len(modules)
     if early is None:
         return candidate_of(modules)

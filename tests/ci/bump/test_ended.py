@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from kernelproof.ci.bump.verdicts.verdict import BLOCK, NO, UNDECIDED, _chip
+from kernelproof.ci.bump.verdicts.findings import BLOCK
+from kernelproof.ci.bump.verdicts.verdict import NO, UNDECIDED, _chip
 
 
 def test_a_chip_is_undecided_after_a_signal_though_something_blocks() -> None:

@@ -213,8 +213,9 @@ def test_what_is_not_claimed(
     ],
 )
 def test_numbers_of_tokens_that_are_compiled_for_apart_have_keys_of_their_own(
-    name: str, problem: Problem, tokens: tuple[int, ...]
+    name: str, problem: MoEProblem | RouteProblem, tokens: tuple[int, ...]
 ) -> None:
-    found = find_implementation(name)
-    keys = {found.compile_key(replace(problem, num_tokens=each)) for each in tokens}
+    key = find_implementation(name).compile_key
+    assert key is not None
+    keys = {key(replace(problem, num_tokens=each)) for each in tokens}
     assert len(keys) == len(tokens)
