@@ -8,8 +8,6 @@ finds both, each as a CRASH of the kind memcheck, and nothing in ``exact``.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -24,7 +22,13 @@ SDPA = find_implementation("torch-sdpa-paged")
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def copy_end(source: Any, target: Any, count: Any, extra: tl.constexpr, most: tl.constexpr) -> None:  # noqa: ANN401
+def copy_end(
+    source: tl.tensor,
+    target: tl.tensor,
+    count: tl.tensor,
+    extra: tl.constexpr,
+    most: tl.constexpr,
+) -> None:
     """Copy the last bytes of a tensor, and ``extra`` bytes behind it."""
     offsets = tl.arange(0, 2 * most)
     read = offsets < most + extra
