@@ -130,7 +130,7 @@ class TestTightness:
         result = run("tightness", "--problems", "4")
         assert result.exit_code == 0, result.output
         lines = result.output.splitlines()
-        assert sum(line.startswith("  bfloat16") for line in lines) == 12
+        assert sum(line.startswith("  bfloat16") for line in lines) == 14
         assert any(line.split()[:3] == ["float32", "float32", "iid"] for line in lines)
 
     def test_every_row_sees_enough_keys(self) -> None:
