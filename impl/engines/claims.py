@@ -8,7 +8,6 @@ from ...reference import AttentionProblem
 from ..targets.refusal import Refusal
 from ..targets.target import Target
 
-E5M2_TO_HALF = ("float8_e5m2", "float16")
 FP8_SM = 89
 """Least compute capability, times ten, with Triton's FP8 (``fp8e4nv``)."""
 
@@ -17,14 +16,6 @@ def wrong_here(target: Target, kv_cache: str) -> Refusal | None:
     """Refuse FP8 where a chip does not have it."""
     if target.sm is not None and target.sm < FP8_SM and kv_cache:
         return Refusal(f"FP8 needs sm_{FP8_SM} or newer", "device", f"sm_{FP8_SM} or newer")
-    return None
-
-
-def loses_subnormals(problem: AttentionProblem, target: Target) -> Refusal | None:
-    """Refuse an e5m2 cache that a kernel widens to float16 at once, where no GPU does it."""
-    if target.device == "cpu" and (problem.kv_element, problem.dtype) == E5M2_TO_HALF:
-        reason = "Triton's interpreter makes 0 of e5m2's smallest numbers in float16"
-        return Refusal(reason, "device", "a GPU")
     return None
 
 

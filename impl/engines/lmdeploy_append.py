@@ -26,8 +26,6 @@ def _supports(problem: AttentionProblem, target: Target) -> Refusal | str | bool
         return f"pages are powers of two from {LEAST_PAGE} keys on"
     if problem.most_queries == 1 and not problem.uniform_queries:
         return "where no request has two new tokens, each has one"
-    if target.device == "cpu" and problem.kv_cache and not problem.cache_entry.zero_point:
-        return Refusal("Triton's interpreter drops bits where it stores FP8", "device", "a GPU")
     return wrong_here(target, problem.kv_cache) or unavailable(FILE, target) or True
 
 

@@ -12,7 +12,7 @@ from ..gpu.block_pointers import block_pointers, needs_older_triton
 from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.refusal import Refusal
 from ..targets.target import Target
-from .claims import loses_subnormals, wrong_here
+from .claims import wrong_here
 from .lmdeploy_calls import KERNELS, LEAST_PAGE, is_page, kernel, quantised, stubs
 from .sources import load, unavailable
 
@@ -37,7 +37,7 @@ def _refusal(problem: AttentionProblem, file: str, target: Target) -> Refusal | 
         if holds:
             return why
     wrong = wrong_here(target, problem.kv_cache)
-    return wrong or loses_subnormals(problem, target) or unavailable(file, target)
+    return wrong or unavailable(file, target)
 
 
 def _decodes(problem: AttentionProblem, target: Target) -> Refusal | str | bool:

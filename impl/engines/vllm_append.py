@@ -8,7 +8,6 @@ import torch
 
 from ...reference import AttentionProblem
 from ...reference.tensors.inputs import AppendInputs
-from ..targets.refusal import Refusal
 from ..targets.target import Target
 from .claims import by_slots, wrong_here
 from .sources import implementation, load, says, unavailable
@@ -29,8 +28,6 @@ def _supports(problem: AttentionProblem, target: Target) -> bool | str:
         return "this release writes heads that lie one after another only"
     if target.device == "cpu" and not (says(FILE, "is_xpu") or not says(FILE, "num_stages")):
         return "this release asks CUDA for the GPU before it launches the kernel"
-    if target.device == "cpu" and problem.kv_cache:
-        return Refusal("Triton's interpreter drops bits where it stores FP8", "device", "a GPU")
     return wrong_here(target, problem.kv_cache) or unavailable(FILE, target) or True
 
 

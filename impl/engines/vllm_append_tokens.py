@@ -8,7 +8,6 @@ import torch
 
 from ...reference import AttentionProblem
 from ...reference.tensors.inputs import AppendInputs
-from ..targets.refusal import Refusal
 from ..targets.target import Target
 from .claims import by_slots, wrong_here
 from .sources import implementation, load, says, unavailable
@@ -27,8 +26,6 @@ def _supports(problem: AttentionProblem, target: Target) -> bool | str:
     if not says(FILE, NAME):
         return "this release has no scales of tokens and heads"
     in_fp8 = "" if problem.cache_entry.dtype == torch.int8 else problem.kv_cache
-    if target.device == "cpu" and in_fp8:
-        return Refusal("Triton's interpreter drops bits where it stores FP8", "device", "a GPU")
     return wrong_here(target, in_fp8) or True
 
 

@@ -13,7 +13,7 @@ from ...reference.tensors.inputs import PagedAttentionInputs
 from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.refusal import Refusal
 from ..targets.target import Target
-from .claims import by_slots, loses_subnormals, wrong_here
+from .claims import by_slots, wrong_here
 from .sources import implementation, known, load, unavailable
 from .vllm_attention import COLUMNS, INTERPRETED_SEGMENTS, SEGMENTS, TILE
 from .vllm_stubs import stubs
@@ -41,7 +41,7 @@ def _supports(problem: AttentionProblem, target: Target) -> Refusal | str | bool
         if holds:
             return why
     wrong = wrong_here(target, problem.kv_cache)
-    return wrong or loses_subnormals(problem, target) or unavailable(FILE, target) or True
+    return wrong or unavailable(FILE, target) or True
 
 
 def _supports_3d(problem: AttentionProblem, target: Target) -> Refusal | str | bool:

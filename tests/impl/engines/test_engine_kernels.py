@@ -247,7 +247,6 @@ def test_a_window_of_one_key_more_is_found(
         ("lmdeploy-decode", replace(DECODED, query_lens=(2, 2, 2), causal=True), "its last key"),
         ("lmdeploy-decode", replace(DECODED, page_size=24), "powers of two"),
         ("lmdeploy-decode", replace(LATENT, head_dim_qk=64), "first tile"),
-        ("lmdeploy-decode", replace(CODES, kv_cache="float8_e5m2", dtype="float16"), "makes 0"),
         ("lmdeploy-prefill", replace(RAGGED, causal=False, window_left=3), "under a causal mask"),
         ("lmdeploy-prefill", replace(RAGGED, causal=False, alibi=True), "as far behind a query"),
         ("lmdeploy-fill-kv-cache", replace(APPENDED, page_size=4), "powers of two"),

@@ -78,7 +78,7 @@ def unified_attention(
     }.get(kv_quant_mode)
     assert (kv_quant_mode == KVQuantMode.NONE) == (k.dtype == q.dtype)
     assert (k_descale is None) == (kv_quant_mode != KVQuantMode.FP8_PER_TENSOR)
-    assert out.dtype == (q.dtype if output_scale is None else torch.float32)
+    assert out.dtype == (q.dtype if output_scale is None else torch.float8_e4m3fn)
     if softmax_segm_max is not None:
         assert softmax_segm_output.shape == (*q.shape[:2], 4, 1 << (q.shape[2] - 1).bit_length())
         assert softmax_segm_max.shape == softmax_segm_expsum.shape == (*q.shape[:2], 4)
@@ -336,13 +336,7 @@ def test_an_older_release_is_called_by_its_own_names(
         ),
         ("vllm-merge-attn-states", MergeProblem(num_states=3), "merges two states"),
         ("vllm-reshape-and-cache-flash", replace(APPENDED, kv_cache="float8_e5m2"), "hold e4m3"),
-        ("vllm-reshape-and-cache-flash", replace(APPENDED, kv_cache="float8_e4m3fn"), "stores FP8"),
         ("vllm-reshape-and-cache-per-token-head", APPENDED, "for each token and head only"),
-        (
-            "vllm-reshape-and-cache-per-token-head",
-            replace(BY_TOKEN, kv_cache="fp8_per_token_head"),
-            "stores FP8",
-        ),
         ("vllm-fused-moe", replace(EXPERTS, num_tokens=0), "launches nothing"),
         ("vllm-fused-moe", replace(EXPERTS, weights_on_input=True, biases=True), "the bias too"),
     ],
