@@ -461,7 +461,7 @@ def test_an_added_case_is_replayed_first(
     words = ["--profile", "quick", "--law", "parity", "--corpus", "corpus"]
     assert main(["check", "mine.py:merge", *words, "--json", "r.json", "--html", "r.html"]) == 1
     found = json.loads(Path("r.json").read_text())
-    counts = {"replayed": 1, "of_ledger": 0, "known": 0, "unjudged": 0}
+    counts = {"replayed": 1, "of_ledger": 0, "known": 0, "unjudged": 0, "left_out": 0}
     assert {**found["corpus"], "seconds": 0} == {**counts, "seconds": 0}
     (first, *_) = found["findings"]
     (added,) = Path("corpus").iterdir()
