@@ -45,7 +45,7 @@ def asked(
         raise RuntimeError(FAULT)
 
     class Subject:
-        seconds, calls = 0.0, 1
+        seconds, calls, interpreted = 0.0, 1, False
 
         def refusal(self, _problem: object) -> None:
             """Claim every problem."""
@@ -105,6 +105,10 @@ def built(
             made.append(problem)
             if problem == 2 or (problem == 3 and not gpu_works):
                 raise error
+
+        @staticmethod
+        def device_works() -> bool:
+            return gpu_works
 
     monkeypatch.setattr(torch, "ones", ones)
     monkeypatch.setattr(tasks, "subject_of", lambda *_: Subject())
