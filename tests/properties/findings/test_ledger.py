@@ -371,6 +371,7 @@ OTHERWISE: tuple[dict[str, Any], ...] = (
     {"page_size": 1}, {"kv_cache": ""}, {"kv_cache": "float8_e4m3fn"}, {"v_scale": 1.0},
     {"custom_mask": False}, {"num_groups": 1, "topk_groups": 1}, {"q_dtype": ""}, {"bias": False},
     {"head_dim_qk": 64, "head_dim_vo": 64}, {"num_heads": 1}, {"top_k": 1}, {"num_kv_heads": 1},
+    {"top_k": 2}, {"sink_tokens": 0},
 )  # fmt: skip
 """What a problem may be besides, so that it is none that an entry is about."""
 
