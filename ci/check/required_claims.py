@@ -61,7 +61,7 @@ class RequiredClaims:
         return [*lost, *(LostClaim(each.name, "", "", why) for each in missing)]
 
     def _once(self, report: ImplementationReport, run: RunReport) -> ClaimedOnce | None:
-        """Return what was claimed once; two of one name are told apart by their references."""
+        """Return what was claimed once; of two of one name, by the one of the same reference."""
         named = [each for each in self.implementations if each.name == report.name]
         several = len(named) > 1 or sum(e.name == report.name for e in run.implementations) > 1
         if several:

@@ -189,7 +189,7 @@ def reason_idle(report: ImplementationReport, summary: Summary) -> str:
 
 
 def _undeclared(report: ImplementationReport) -> str:
-    """Say which claims an implementation lacks, where no law of a run speaks of it without."""
+    """Return a note on the features that all laws of a run need and an implementation lacks."""
     declares = report.declared.get("declares", ())
     laws = [law for law in LAWS if law.name in {each.law for each in report.laws}]
     if not laws or any(law.concerns(declares) for law in laws):

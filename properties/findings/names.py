@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Names:
-    """Tells apart implementations that have one name."""
+    """The names of implementations in a report, each of them of one implementation."""
 
     def __init__(self) -> None:
         self._owners: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Implementations of one name are told apart by where they come from."""
+"""Of implementations with one name, each but the first has its file in the name."""
 
 from __future__ import annotations
 
