@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kernelproof.ci.console.evidence_file import as_evidence
 from kernelproof.fixtures import EVIDENCE
+from kernelproof.properties.isolation.outcome import is_forceful
 from kernelproof.properties.laws import LAWS, Law, laws_of
 from kernelproof.properties.seeded import BUGS, CATALOGUE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 OPERATIONS = sorted({bug.operation for bug in CATALOGUE})
@@ -96,3 +99,32 @@ def test_the_readme_counts_what_the_kept_scores_hold(
     rows = re.findall(r"^\| .* \| (\d+) \| (\d+) \|$", readme, re.MULTILINE)
     assert len(rows) == 6
     assert set(rows) <= found, "the table of README.md is stale"
+
+
+def test_no_kept_file_holds_a_call_that_hangs_or_crashes_the_software_of_others() -> None:
+    kept = {path.name: json.loads(path.read_text("utf-8")) for path in EVIDENCE.glob("*.json")}
+    assert not [name for name, data in kept.items() if any(forceful_calls(data))]
+
+
+def test_evidence_leaves_such_calls_out() -> None:
+    hang = {"status": "HANG", "kind": "run", "problem": {"seed": 1}, "message": "did not end"}
+    both = {"candidate": {"kind": "SIGILL"}, "baseline": {"kind": ""}, "problem": {"seed": 1}}
+    raised = {"status": "CRASH", "kind": "RuntimeError", "problem": {"seed": 1}}
+    given = {"findings": [hang, both, raised]}
+    assert list(forceful_calls(given)) == [hang, both]
+    found = as_evidence(given)
+    assert not list(forceful_calls(found))
+    assert found["findings"][0]["message"] == "did not end"
+    assert found["findings"][2] == raised
+
+
+def forceful_calls(data: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401  JSON
+    """Yield the results with a problem that hangs, or crashes where no code chose to raise."""
+    for each in data.values() if isinstance(data, dict) else data:
+        if isinstance(each, (dict, list)):
+            yield from forceful_calls(each)
+    if isinstance(data, dict) and data.get("problem"):
+        sides = (data, data.get("baseline"), data.get("candidate"))
+        kinds = [each.get("kind", "") for each in sides if isinstance(each, dict)]
+        if any(map(is_forceful, kinds)):
+            yield data

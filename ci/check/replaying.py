@@ -118,7 +118,7 @@ def replay_case(request: Request) -> int:
 
 def _device_of_entry(path: Path) -> str | None:
     """Return the device of the shipped ledger's entry that a case belongs to, if it names one."""
-    entries = (each for each in load_ledger().entries if each.case.resolve() == path.resolve())
+    entries = (each for each in load_ledger().entries if each.owns(path))
     return next((each.device or None for each in entries), None)
 
 

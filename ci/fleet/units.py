@@ -171,8 +171,13 @@ def _plan_of(job: Job, unit: Unit) -> Plan:
 
 def _ledger_here(job: Job) -> Ledger:
     ledger = job.plan.ledger
-    entries = (structs.replace(each, case=_here(job, each.case)) for each in ledger.entries)
-    return replace(ledger, entries=tuple(entries))
+    return replace(
+        ledger,
+        entries=tuple(
+            structs.replace(each, case=_here(job, each.case)) if each.case else each
+            for each in ledger.entries
+        ),
+    )
 
 
 def _here(job: Job, path: Path) -> Path:

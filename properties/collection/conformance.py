@@ -282,7 +282,7 @@ class Suite:
         """Return the entry that says that a case fails here, if one does."""
         for entry in self._ledger.entries:
             mine = entry.applies_to(label, self._target) and entry.of_law(law)
-            if mine and entry.case.resolve() == path.resolve():
+            if mine and entry.owns(path):
                 return entry
         return None
 

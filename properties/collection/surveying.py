@@ -191,7 +191,7 @@ def _stored(
         raise SuiteRefusedError(message) from error
     paths = [
         *(case.path for case in own if case.is_of(reference)),
-        *(entry.case for entry in entries),
+        *(entry.case for entry in entries if entry.case),
         *(case.path for case in shipped if case.is_of(reference)),
     ]
     found: dict[Path, Path] = {}

@@ -65,9 +65,9 @@ class CaseWriter:
         with self._lock:
             if finding.replay:
                 return
-            if finding.entry:
-                case = next(e.case for e in self.ledger.entries if e.id == finding.entry)
-                finding.replay = replay_command(case)
+            known = next((e for e in self.ledger.entries if e.id == finding.entry), None)
+            if known is not None and known.case:
+                finding.replay = replay_command(known.case)
                 return
             name = loading_name(implementation.reference)
             path = self._path(finding, implementation.name, name)

@@ -146,10 +146,10 @@ def open_corpus(
     left_out = {
         entry.case.resolve()
         for entry in (*shipped, *ledger.entries)
-        if entry.quarantine and not explore
+        if entry.case and entry.quarantine and not explore
     }
     if forget:
-        left_out |= {entry.case.resolve() for entry in shipped}
+        left_out |= {entry.case.resolve() for entry in shipped if entry.case}
     cases = read_corpus(folder or CORPUS)
     return tuple(case for case in cases if case.path.resolve() not in left_out)
 
@@ -159,7 +159,7 @@ def cases_of(reference: str, corpus: Sequence[Case], entries: Iterable[Entry]) -
 
     A folder may hold copies, also of the cases of entries: a case is known by its content.
     """
-    known = {load_case(entry.case).content for entry in entries}
+    known = {load_case(entry.case).content for entry in entries if entry.case}
     own = {case.content: case for case in reversed(corpus) if case.is_of(reference)}
     return [case for case in reversed(own.values()) if case.content not in known]
 

@@ -18,7 +18,7 @@ def read_expectations(choice: str | None) -> Ledger:
     try:
         ledger = load_ledger(choice)
         for entry in ledger.entries:
-            name = f"{entry.case}"
+            name = f"{entry.case or name}"
             _check(entry, choice)
     except LookupError as error:
         message = f"{flag}{name}: {error.args[0]}"
@@ -36,10 +36,13 @@ def _check(entry: Entry, choice: str | None) -> None:
     """Raise where an entry does not cover its case: a misspelt law would explain nothing."""
     ledger = choice or "the shipped ledger"
     try:
-        law, problem = entry.load_case()
+        stored = entry.load_case()
     except LedgerError as error:
         message = f"{ledger}: finding {entry.id!r}: case: {error}"
         raise LedgerError(message) from error
+    if stored is None:
+        return
+    law, problem = stored
     find_law(law)
     kind = entry.kinds[0] if entry.kinds else ""
     if not entry.explains(law, Verdict(entry.status, kind), problem):  # type: ignore[arg-type]

@@ -29,6 +29,7 @@ from ...impl.targets.schemas import Provider, Table, converted, one_of
 from ...reference import Problem, problem_from_json
 from ...reference.operations import PROBLEM_TYPES
 from ..isolation.machine import MOST_LAUNCHES
+from ..isolation.outcome import is_forceful
 from ..isolation.sanitizer import TOOLS
 from ..laws import LAWS
 from ..verdicts.verdict import BAD, FAIL_KINDS, Verdict
@@ -85,7 +86,8 @@ class Entry(Table, frozen=True):
         sm: chips on which it holds; any if empty.
         reason: why it fails, and why that is known rather than fixed.
         issue: public report, where there is one.
-        case: the smallest problem and the law that shows it.
+        case: the smallest problem and the law that shows it. What hangs or crashes may have none:
+            the shipped ledger keeps no input that harms the software of others.
         quarantine: crash class: replayed by the nightly profile only.
         by_chance: what it does differs from call to call, as a race's outcome does, or memory that
             nobody has written: a call that is right proves nothing.
@@ -96,7 +98,7 @@ class Entry(Table, frozen=True):
     status: Annotated[str, one_of(BAD)]
     where: dict[Annotated[str, one_of(sorted(PREDICATES))], Any]
     reason: str
-    case: Path
+    case: Path | None = None
     laws: tuple[LawName, ...] = ()
     siblings: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
@@ -108,7 +110,10 @@ class Entry(Table, frozen=True):
     by_chance: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what types cannot say: kinds of failures, versions, limits of numbers."""
+        """Refuse what types cannot say: a case, kinds of failures, versions, limits of numbers."""
+        if self.case is None and not self.is_forceful:
+            message = "case is missing: only a HANG, or a CRASH without an exception, has none"
+            raise ValueError(message)
         for number, kind in enumerate(self.kinds if self.status == "FAIL" else ()):
             if kind not in FAIL_KINDS:
                 hint = did_you_mean(kind, FAIL_KINDS)
@@ -119,6 +124,12 @@ class Entry(Table, frozen=True):
         for name, wanted in self.where.items():
             if isinstance(wanted, dict):
                 converted(wanted, Limits, f"where.{name}", ValueError)
+
+    @property
+    def is_forceful(self) -> bool:
+        """Whether it is a hang, or a crash that no code chose to raise."""
+        by_kind = self.status == "CRASH" and bool(self.kinds) and all(map(is_forceful, self.kinds))
+        return self.status == "HANG" or by_kind
 
     def applies_to(self, implementation: str, target: Target) -> bool:
         """Whether the entry is this implementation's, and holds on this machine."""
@@ -162,9 +173,13 @@ class Entry(Table, frozen=True):
         )
         return Verdict("FAIL", "unexpected_pass", message)
 
-    def load_case(self) -> tuple[str, Problem]:
-        """Read the law and the problem of the smallest case."""
-        return read_case(self.case)[:2]
+    def load_case(self) -> tuple[str, Problem] | None:
+        """Read the law and the problem of the smallest case; None where none is kept."""
+        return read_case(self.case)[:2] if self.case else None
+
+    def owns(self, path: Path) -> bool:
+        """Whether a case file is this entry's."""
+        return self.case is not None and self.case.resolve() == path.resolve()
 
 
 class LedgerFile(Table, frozen=True):
@@ -240,7 +255,12 @@ def load_ledger(choice: str | None = None) -> Ledger:
         if count > 1:
             message = f"{path}: the id {entry_id!r} is given {count} times"
             raise LedgerError(message)
-    return Ledger(tuple(replace(entry, case=path.parent / entry.case) for entry in entries))
+    return Ledger(
+        tuple(
+            replace(entry, case=path.parent / entry.case) if entry.case else entry
+            for entry in entries
+        )
+    )
 
 
 def holds(problem: Problem, where: Mapping[str, Any]) -> bool:

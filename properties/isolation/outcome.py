@@ -6,7 +6,12 @@ import signal
 from dataclasses import dataclass
 from typing import Literal
 
+from .sanitizer import TOOLS
+from .stages import STAGES
+
 Status = Literal["done", "hang", "crash", "error"]
+DEVICE_FAULT = "AcceleratorError"
+"""torch's exception once a kernel has faulted: the device has crashed, though Python goes on."""
 
 
 KILLED, KILLED_FOR_MEMORY = "SIGKILL", "SIGKILL (out of memory)"
@@ -62,3 +67,13 @@ def describe_exit(status: int | None, *, for_memory: bool = False) -> str:
         return signal.Signals(-status).name
     except ValueError:  # a real-time signal has no name
         return f"signal {-status}"
+
+
+def is_forceful(kind: str) -> bool:
+    """Whether a verdict of this kind is a hang, or a crash that no code chose to raise.
+
+    Args:
+        kind: of a HANG the stage; of a CRASH the exception, signal, exit code or sanitizer's tool.
+    """
+    by_death = kind.startswith(("SIG", "signal ", "exit ")) or kind == CLOSED
+    return by_death or kind in (DEVICE_FAULT, *STAGES, *TOOLS)

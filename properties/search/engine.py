@@ -500,7 +500,7 @@ class Run:
                 for case in cases_of(report.reference, plan.corpus, entries)
                 if not plan.laws or case.law in plan.laws
             ],
-            [entry for entry in entries if plan.profile.explore or not entry.quarantine],
+            [e for e in entries if e.case and (plan.profile.explore or not e.quarantine)],
         )
 
     def _submit_laws(

@@ -81,7 +81,10 @@ def replay(
 
 
 def _case(one: Entry | Case) -> Case:
-    return load_case(one.case) if isinstance(one, Entry) else one
+    if isinstance(one, Case):
+        return one
+    assert one.case is not None, one.id  # noqa: S101  an entry without a case is not replayed
+    return load_case(one.case)
 
 
 def judge_known(entry: Entry, case: Case, worker: Worker, candidate: Candidate) -> Verdict:

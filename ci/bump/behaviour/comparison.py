@@ -176,7 +176,7 @@ def survey_both(name: str, reference: str, sides: Sides, plan: Plan) -> Compared
 
 def cases_to_judge(found: Compared, plan: Plan) -> list[tuple[Case, Entry | None]]:
     """Return the stored cases of an implementation, each with the entry of the ledger it is of."""
-    entries = [(entry, load_case(entry.case)) for entry in entries_of(found, plan)]
+    entries = [(entry, load_case(entry.case)) for entry in entries_of(found, plan) if entry.case]
     return [
         *((case, entry) for entry, case in entries if not entry.quarantine),
         *((case, None) for case in further_cases(found, plan)),

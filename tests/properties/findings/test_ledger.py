@@ -17,6 +17,7 @@ from kernelproof.impl import BUILT_IN, Target, find_implementation
 from kernelproof.impl.gating import decide, load_rules
 from kernelproof.impl.gating.of_problem import feature_of
 from kernelproof.impl.targets.optional import missing
+from kernelproof.properties.findings.expectations import read_expectations
 from kernelproof.properties.findings.ledger import (
     Entry,
     Ledger,
@@ -126,10 +127,24 @@ class TestReading:
         said = refusal(write(folder, GOOD, changed("", "id")))
         assert said.endswith("ledger.toml: finding[1].id is missing")
 
-    @pytest.mark.parametrize("key", ["implementation", "status", "where", "reason", "case"])
+    @pytest.mark.parametrize("key", ["implementation", "status", "where", "reason"])
     def test_a_missing_field(self, folder: Path, key: str) -> None:
         said = refusal(write(folder, changed("", key)))
         assert said.endswith(f"ledger.toml: 'mine-empty': finding[0].{key} is missing")
+
+    def test_a_missing_case(self, folder: Path) -> None:
+        without = changed("", "case")
+        said = refusal(write(folder, without))
+        assert "ledger.toml: 'mine-empty': finding[0].case is missing: only a HANG, or a " in said
+        path = write(folder, without.replace("FAIL", "HANG"))
+        (entry,) = load_ledger(path).entries
+        assert entry.case is None
+        assert entry.load_case() is None
+        assert read_expectations(path).entries == (entry,)
+        crash = without.replace("FAIL", "CRASH")
+        (entry,) = load_ledger(write(folder, crash.replace("nan", "SIGSEGV"))).entries
+        assert entry.case is None
+        assert "case is missing" in refusal(write(folder, crash.replace("nan", "ValueError")))
 
     @pytest.mark.parametrize(
         ("key", "line", "said"),
@@ -365,6 +380,17 @@ class TestExplains:
 
 
 SHIPPED = load_ledger().entries
+WITH_CASE = [each for each in SHIPPED if each.case]
+FORCEFUL = [each for each in SHIPPED if each.is_forceful]
+FEATURES = {"custom_mask", "tree", "q_dtype", "window_left"}
+
+
+def stored_in(entry: Entry) -> tuple[str, Problem]:
+    stored = entry.load_case()
+    assert stored is not None
+    return stored
+
+
 OTHERWISE: tuple[dict[str, Any], ...] = (
     {"empty": "none"}, {"regime": "iid"}, {"dtype": "float32"}, {"num_tokens": 1},
     {"query_lens": (1,), "seq_lens": (16,)}, {"query_lens": (), "seq_lens": ()},
@@ -391,12 +417,22 @@ class TestShipped:
         assert len(SHIPPED) > 10
 
     def test_the_corpus_holds_the_case_of_each_entry(self) -> None:
-        cases = [each.case for each in SHIPPED]
+        cases = [each.case for each in WITH_CASE]
         assert len(set(cases)) == len(cases)
         assert set(cases) <= set(CORPUS.glob("*.json"))
 
-    @pytest.mark.parametrize("shipped", SHIPPED, ids=lambda each: each.id)
+    @pytest.mark.parametrize("shipped", FORCEFUL, ids=lambda each: each.id)
+    def test_nothing_is_kept_that_hangs_or_crashes_the_software_of_others(
+        self, shipped: Entry
+    ) -> None:
+        assert shipped.case is None
+        assert shipped.quarantine
+        assert set(shipped.where) <= FEATURES, "never lengths or values"
+        assert not any(path.stem == shipped.id for path in CORPUS.glob("*.json"))
+
+    @pytest.mark.parametrize("shipped", WITH_CASE, ids=lambda each: each.id)
     def test_an_entry_and_its_case_belong_together(self, shipped: Entry) -> None:
+        assert shipped.case is not None
         law, problem, data = read_case(shipped.case)
         assert shipped.case.stem == shipped.id
         assert data["schema"] == "kernelproof/case/1"
@@ -414,12 +450,13 @@ class TestShipped:
         assert len(shipped.reason.split()) > 10
         assert not shipped.issue or shipped.issue.startswith("https://github.com/")
 
-    @pytest.mark.parametrize("shipped", SHIPPED, ids=lambda each: each.id)
+    @pytest.mark.parametrize("shipped", WITH_CASE, ids=lambda each: each.id)
     def test_rules_allow_the_case_of_an_entry(self, shipped: Entry) -> None:
         """A case that the support rules refuse is never called, and counts as mended."""
         asked = find_implementation(shipped.implementation)
         if not asked.backend or shipped.device != "cuda":
             pytest.skip(f"{shipped.implementation} is asked for no rule on a GPU")
+        assert shipped.case is not None
         _, problem, data = read_case(shipped.case)
         book = load_rules().without(frozenset(data.get("without_rules", ())))
         feature = feature_of(problem, asked.backend, decodes=asked.decodes)
@@ -439,10 +476,10 @@ class TestShipped:
             assert any(each.covers(f"flashinfer-{name}", hopper) for each in ahead), name
         assert not any(each.covers("flashinfer-mla-fa2", hopper) for each in ahead)
 
-    @pytest.mark.parametrize("shipped", SHIPPED, ids=lambda each: each.id)
+    @pytest.mark.parametrize("shipped", WITH_CASE, ids=lambda each: each.id)
     def test_an_entry_does_not_explain_another_bug(self, shipped: Entry) -> None:
         """Of another kind or status, or on a problem that its predicate is not about."""
-        law, problem = shipped.load_case()
+        law, problem = stored_in(shipped)
         kinds = shipped.kinds or ("run",)
         for status in BAD:
             for kind in (*FAIL_KINDS, "ValueError", *kinds):
@@ -485,7 +522,7 @@ def ask(worker: Worker, implementation: str, law: str, problem: Problem) -> Verd
     return verdict_of(worker.run(payload, Deadlines(run=60.0)))
 
 
-@pytest.mark.parametrize("shipped", SHIPPED, ids=lambda each: each.id)
+@pytest.mark.parametrize("shipped", WITH_CASE, ids=lambda each: each.id)
 def test_a_shipped_case_still_fails_as_its_entry_says(shipped: Entry, worker: Worker) -> None:
     reason = missing("triton", "triton") or missing("flashinfer", "flashinfer")
     if reason:
@@ -493,7 +530,7 @@ def test_a_shipped_case_still_fails_as_its_entry_says(shipped: Entry, worker: Wo
     here = Target.here()
     if not shipped.applies_to(shipped.implementation, here):
         pytest.skip(f"{shipped.id} speaks of {dict(shipped.versions)}, not of what is installed")
-    law, problem = shipped.load_case()
+    law, problem = stored_in(shipped)
     verdict = ask(worker, shipped.implementation, law, problem)
     assert shipped.explains(law, verdict, problem), verdict
 
