@@ -26,11 +26,12 @@ from ...impl import (
 from ...impl.targets.refusal import Refusal
 from ...reference import Problem, problem_from_json
 from ..isolation.machine import waited
+from ..isolation.outcome import DEVICE_FAULT
 from ..isolation.stages import LINK
 from ..isolation.workers import LAST_REPLY
 from ..laws import find_law
 from ..laws.law import Law
-from ..verdicts.contained import Stop, contained, crash
+from ..verdicts.contained import Stop, contained, crash, out_of_memory
 from ..verdicts.elements import with_places
 from ..verdicts.specialising import Stages
 from ..verdicts.subject import LAUNCHES, Subject
@@ -104,9 +105,9 @@ def _failed_later(error: Exception | None) -> Verdict:
         torch.ones(1, device="cuda").item()
     except RuntimeError as found:
         error = error or found
-    what = str(error).partition("\n")[0]
+    what = str(error).partition("\n")[0] if error else f"CUDA refused {ERRORS_LEFT} calls in a row"
     message = f"the GPU failed after the call had ended: {what}"
-    return Verdict("CRASH", type(error).__name__, message)
+    return Verdict("CRASH", type(error).__name__ if error else DEVICE_FAULT, message)
 
 
 def _settled() -> bool:
@@ -118,7 +119,9 @@ def _settled() -> bool:
     for _ in range(ERRORS_LEFT):
         try:
             torch.ones(1, device="cuda").item()
-        except RuntimeError:
+        except RuntimeError as error:
+            if out_of_memory(error):  # a GPU that others have filled works
+                return True
             continue
         return True
     return False

@@ -28,7 +28,11 @@ class Stages:
 
 
 def asked(
-    monkeypatch: pytest.MonkeyPatch, answer: Verdict | Exception, *, gpu_works: bool
+    monkeypatch: pytest.MonkeyPatch,
+    answer: Verdict | Exception,
+    *,
+    gpu_works: bool,
+    fault: str = FAULT,
 ) -> dict[str, Any]:
     """Judge on a GPU that works or not, by a law that gives this answer."""
 
@@ -42,7 +46,7 @@ def asked(
     def ones(*_: object, **__: object) -> Any:  # noqa: ANN401
         if gpu_works:
             return torch.zeros(1)
-        raise RuntimeError(FAULT)
+        raise RuntimeError(fault)
 
     class Subject:
         seconds, calls, interpreted = 0.0, 1, False
@@ -76,6 +80,13 @@ def test_an_error_after_the_call_is_the_call_s(
         "CUDA error: an illegal memory access was encountered"
     )
     assert result[LAST_REPLY], "nothing else can be judged by this process"
+
+
+def test_a_gpu_that_others_have_filled_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = "CUDA error: out of memory"
+    result = asked(monkeypatch, Verdict("PASS"), gpu_works=False, fault=full)
+    assert result["status"] == "PASS"
+    assert LAST_REPLY not in result
 
 
 def test_what_a_law_itself_does_wrong_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
