@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -12,15 +12,23 @@ import torch
 
 from ...reference import AttentionOutput, AttentionProblem
 from ...reference.attention.bounds import Bounded
+from ...reference.formats.arithmetic import UNIT_ROUNDOFF
 from ...reference.problems import KV_VIEWS
 from ...reference.problems.cache_names import multiples_of
 from ...reference.problems.mask_fields import NO_MASK
 from ...reference.tensors.values import choose
-from ..verdicts.comparison import Result, agree, bitwise, fail, worse
+from ..verdicts.comparison import (
+    Result,
+    agree,
+    bitwise,
+    fail,
+    same_result_bits,
+    worse,
+)
 from ..verdicts.contained import Stop
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import VACUOUS, Verdict
-from .general import parity, run, run_on, same_result
+from .general import as_expected, parity, run, run_on, same_result
 from .hidden import unused_memory
 from .law import ATTENTION, PAGED, Law, several
 
@@ -253,34 +261,54 @@ def _unused(problem: AttentionProblem) -> Iterator[tuple[str, AttentionProblem]]
 
 
 def sensitivity(subject: Subject, problem: AttentionProblem) -> Verdict:
-    """Switch each feature in use off: where the oracle's answer moves, the subject's must move."""
+    """Switch each feature in use off: where the oracle's answer moves, the subject's must move.
+
+    An option is ignored where nothing of the answer moves. Where it moves too little, one of the
+    two answers is wrong, for whatever reason, and that is the finding.
+    """
     others = {name: other for name, other in switched(problem).items() if subject.supports(other)}
     if not others:
         return VACUOUS
     first = run(subject, problem)
     moves = {name: _moves(subject, name, problem, first, other) for name, other in others.items()}
-    stuck = {name: move for name, move in moves.items() if move.verdict.kind == "insensitive"}
+    stuck = {name: move for name, move in moves.items() if move.stuck}
     if not stuck:
         lost = (move.verdict for move in moves.values() if move.verdict.bad)
         looked = any(not move.verdict.vacuous for move in moves.values())
         return next(lost, Verdict("PASS", ratio=0.0) if looked else VACUOUS)
-    # Where each of them is stuck for an answer that is wrong without the option, that is why.
-    about = [move.verdict.about for move in stuck.values()]
+    still = {name: move for name, move in stuck.items() if move.still}
     # Shrinking leaves one option: only a kernel that ignores it is asked about all others.
-    for name, other in _unused(problem):
+    for name, other in _unused(problem) if still else ():
         if name not in others and subject.supports(other):
             with suppress(Stop):
                 move = _moves(subject, name, problem, first, other)
-                stuck |= {name: move} if move.still else {}
-    # An option that is ignored makes the answer wrong, so that it moves too little with others.
-    ignored = {name: move for name, move in stuck.items() if move.still}
-    if not _right_without(subject, problem, ignored):
-        ignored = {}
-    message = "; ".join(move.verdict.message for move in (ignored or stuck).values())
-    if len(ignored) > 1:
-        message = f"{', '.join(ignored)} are ignored: {message}"
-    failure = replace(fail("insensitive", message), ignored=tuple(ignored))
-    return replace(failure, about=about[0] if all(about) else None)
+                still |= {name: move} if move.still else {}
+    ignored = [name for name in still if _ignored_with_other_values(subject, problem, name)]
+    if ignored and _right_without(subject, problem, ignored):
+        message = "; ".join(still[name].stuck for name in ignored)
+        if len(ignored) > 1:
+            message = f"{', '.join(ignored)} are ignored: {message}"
+        failure = replace(fail("insensitive", message), ignored=tuple(ignored))
+        # Where each of them is stuck for an answer that is wrong without the option, that is why.
+        about = [still[name].about for name in ignored]
+        return replace(failure, about=about[0] if all(about) else None)
+    wrong = (move.wrong for move in stuck.values() if move.wrong.bad)
+    return next(wrong, Verdict("PASS", ratio=0.0))
+
+
+def _ignored_with_other_values(subject: Subject, problem: AttentionProblem, name: str) -> bool:
+    """Whether an option moves nothing with other numbers either: once may be a coincidence.
+
+    A kernel that rounds what the option changes may give the same few bits with and without it.
+    """
+    for step in range(1, OTHER_VALUES + 1):
+        fresh = replace(problem, seed=problem.seed + step)
+        others = {**dict(_unused(fresh)), **switched(fresh)}
+        with suppress(Stop):
+            move = _moves(subject, name, fresh, run(subject, fresh), others[name])
+            if not move.same:
+                return False
+    return True
 
 
 def _right_without(subject: Subject, problem: AttentionProblem, names: Collection[str]) -> bool:
@@ -299,15 +327,31 @@ def _right_without(subject: Subject, problem: AttentionProblem, names: Collectio
     return False
 
 
-STILL = 16.0
-"""An answer that moves by less than the oracle's over this, and no more than bounds, stays."""
+OTHER_VALUES = 2
+"""Other seeds with which an option must move nothing to be called ignored."""
+VISIBLE = 16 * UNIT_ROUNDOFF["bfloat16"]
+"""Share of the oracle's largest element by which an option must move it to be called ignored:
+less may be lost in the roundings of a kernel that honours it."""
 
 
 class Move(NamedTuple):
-    """What another value of one option does: the verdict, and whether the answer stays the same."""
+    """What another value of one option does.
+
+    Attributes:
+        verdict: whether the law holds of it, and NaN.
+        stuck: in a sentence, an element that moves too little; empty where there is none.
+        same: every bit of the answer stays.
+        still: it does though the oracle's moves visibly.
+        wrong: of what is stuck, the verdict on the first answer, or else on the other one.
+        about: as JSON, the other problem, where its answer is wrong.
+    """
 
     verdict: Verdict
+    stuck: str = ""
+    same: bool = False
     still: bool = False
+    wrong: Verdict = VACUOUS
+    about: Mapping[str, Any] | None = None
 
 
 def _moves(
@@ -320,7 +364,8 @@ def _moves(
     """Check that another value of one option moves the answer wherever it moves the oracle's."""
     (out, lse), bounded = first
     (other_out, other_lse), other_bounded = run(subject, other)
-    verdict, still = VACUOUS, True
+    same, visible = same_result_bits((out, lse), (other_out, other_lse)), False
+    made = Move(VACUOUS, same=same)
     for field, with_it, without_it in (("out", out, other_out), ("lse", lse, other_lse)):
         if with_it is None or without_it is None or with_it.shape != without_it.shape:
             continue
@@ -330,37 +375,46 @@ def _moves(
         must_move = moved > 4 * bound
         if not must_move.any():
             continue
-        verdict = verdict if verdict.bad else Verdict("PASS", ratio=0.0)
+        if not made.verdict.bad:
+            made = made._replace(verdict=Verdict("PASS", ratio=0.0))
         before, after = with_it.double(), without_it.double()
         # To infinity is a move, and which of both is wrong is another law's question.
         actual = (before - after).abs().nan_to_num(nan=0.0, posinf=torch.inf)
         stuck = must_move & (actual < moved - 2 * bound)
         lost = stuck & (before.isnan() | after.isnan())
-        if lost.any() and not verdict.bad:
+        if lost.any() and not made.verdict.bad:
             where = tuple(int(i) for i in lost.nonzero()[0])
-            wrong = problem if before[where].isnan() else other
+            broken = problem if before[where].isnan() else other
             message = (
-                f"with {name} = {getattr(wrong, name)}, {field}{list(where)} is NaN, which "
+                f"with {name} = {getattr(broken, name)}, {field}{list(where)} is NaN, which "
                 f"the oracle's is not ({int(lost.sum())} of {lost.numel()} are)"
             )
-            about = None if wrong is problem else wrong.to_json()
-            verdict = replace(fail("nan", message), about=about)
+            about = None if broken is problem else broken.to_json()
+            made = made._replace(verdict=replace(fail("nan", message), about=about))
         stuck &= ~lost
-        still &= bool((actual <= torch.minimum(2 * bound, moved / STILL))[must_move].all())
-        if stuck.any() and verdict.kind != "insensitive":
+        largest = _finite_difference(expected, torch.zeros_like(expected)).max()
+        visible |= bool((must_move & (moved > VISIBLE * largest)).any())
+        if stuck.any() and not made.stuck:
             where = tuple(int(i) for i in stuck.nonzero()[0])
             off = (after - expected).abs() > getattr(other_bounded.bound, field)
             too = f"; with {getattr(other, name)} it is wrong, too" if off.any() else ""
-            found = fail(
-                "insensitive",
+            said = (
                 f"{name} = {getattr(problem, name)} in place of {getattr(other, name)} moves "
                 f"the oracle's {field}{list(where)} by {moved[where].item():.3g}, the "
                 f"implementation's by "
                 f"{actual[where].item():.3g} ({int(stuck.sum())} of "
-                f"{int(must_move.sum())} elements that must move do not){too}",
+                f"{int(must_move.sum())} elements that must move do not){too}"
             )
-            verdict = replace(found, about=other.to_json() if off.any() else None)
-    return Move(verdict, still and verdict.kind == "insensitive")
+            made = made._replace(stuck=said, about=other.to_json() if off.any() else None)
+    if not made.stuck:
+        return made
+    wrong = as_expected(subject, problem, *first, exact=False)
+    if not wrong.bad:
+        second = (other_out, other_lse)
+        wrong = as_expected(subject, other, second, other_bounded, exact=False)
+        message = f"with {name} = {getattr(other, name)}: {wrong.message}"
+        wrong = replace(wrong, message=message, about=other.to_json())
+    return made._replace(still=visible and same, wrong=wrong)
 
 
 def _finite_difference(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:

@@ -30,6 +30,7 @@ from ..verdicts.comparison import (
 )
 from ..verdicts.contained import Stop
 from ..verdicts.operations import OPERATIONS
+from ..verdicts.rounding import with_rounding
 from ..verdicts.snapshot import Snapshot
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import PASS, VACUOUS, Verdict
@@ -79,11 +80,23 @@ def same_result(
     )
 
 
+def as_expected(
+    subject: Subject, problem: Computing, result: Result, expected: Bounded, *, exact: bool
+) -> Verdict:
+    """Check a result against the oracle; where it looks rounded, the verdict says so."""
+    verdict = against_oracle(result, expected, exact=exact)
+    if not verdict.bad or exact:
+        return verdict
+    # Afresh: the call may have changed its own inputs.
+    inputs = subject.materialise(problem)
+    return with_rounding(verdict, inputs, result, expected, subject.arithmetic_of(inputs))
+
+
 def parity(subject: Subject, problem: Computing) -> Verdict:
     """Check out and lse against the oracle, element by element."""
     result, expectation = run(subject, problem)
     exact = subject.exact(problem)
-    verdict = against_oracle(result, expectation, exact=exact)
+    verdict = as_expected(subject, problem, result, expectation, exact=exact)
     # Zeros would be called right, whatever is given: experts whose activation cancels everywhere,
     # many values that an arithmetic of few bits sums up. An lse is judged by itself.
     nothing = not exact and result[1] is None and within_bounds_of_zero(expectation)

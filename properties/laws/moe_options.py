@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ...reference import MoEProblem, QuantizedMatrix
+from ...reference.attention.bounds import Bounded
+from ...reference.formats.arithmetic import UNIT_ROUNDOFF
 from ...reference.moe.weights import IN_BLOCKS, SCALE_BLOCK, WEIGHT_FORMATS, checked_matrix
 from ...reference.problems.moe import WITHOUT_SHARED
 from ...reference.tensors.moe_inputs import MoEInputs
-from ..verdicts.comparison import fail, within
+from ..verdicts.comparison import Result, fail, same_result_bits, within
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import VACUOUS, Verdict
 from .expert_calls import NOTHING_SHARED, answer, guarded, result, same, with_rows
@@ -36,8 +38,9 @@ SWITCHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "routed_scaling_factor": ({"routed_scaling_factor": 1.0}, {"routed_scaling_factor": 1.0}),
 }
 """Fields of a problem, and arguments of its call, that switch an option off."""
-STILL = 16.0
-"""An answer that moves by less than the oracle's over this, and no more than bounds, stays."""
+VISIBLE = 16 * UNIT_ROUNDOFF["bfloat16"]
+"""Share of the oracle's largest element by which an option must move it to be called ignored:
+less may be lost in the roundings of a kernel that honours it."""
 MOVED = 4.0
 """Times the bounds that the oracle's answer must move for the subject's to have to."""
 
@@ -94,38 +97,68 @@ def _must_move(
     """Check that each other call moves the subject's answer where it moves the oracle's."""
     if not others:
         return VACUOUS
-    (out, _), bounded = run_on(subject, problem, guarded(inputs))
-    out, looked = out.double(), False
-    stuck_by: dict[str, str] = {}
-    still: list[Call] = []
+    first, bounded = run_on(subject, problem, guarded(inputs))
+    verdict = VACUOUS
+    stuck: dict[str, Moved] = {}
     for name, other, given in others:
-        (other_out, _), other_bounded = run_on(subject, other, guarded(given))
-        bound = bounded.bound.out + other_bounded.bound.out
-        moved = (bounded.expected.out - other_bounded.expected.out).abs()
-        must_move = moved > MOVED * bound
-        if not must_move.any():
-            continue
-        looked = True
-        actual = (out - other_out.double()).abs().nan_to_num(nan=torch.inf)
-        stuck = must_move & (actual < moved - 2 * bound)
-        if stuck.any():
-            where = tuple(int(i) for i in stuck.nonzero()[0])
-            stuck_by[name] = (
-                f"another {name} moves the oracle's out{list(where)} by {moved[where].item():.3g}, "
-                f"the implementation's by {actual[where].item():.3g} ({int(stuck.sum())} of "
-                f"{int(must_move.sum())} elements that must move do not)"
-            )
-            if (actual <= torch.minimum(2 * bound, moved / STILL))[must_move].all():
-                still.append((name, other, given))
-    if stuck_by:
-        right = not within("out", out, bounded.expected.out, bounded.bound.out).bad
-        ignored = [name for name, _, _ in still]
-        if not (right or _right_without(subject, problem, inputs, still)):
-            ignored = []
-        several = f"{', '.join(ignored)} are ignored: " if len(ignored) > 1 else ""
-        said = several + "; ".join(stuck_by[name] for name in ignored or stuck_by)
-        return replace(fail("insensitive", said), ignored=tuple(ignored))
-    return Verdict("PASS", ratio=0.0) if looked else VACUOUS
+        move = _moved(name, first, bounded, run_on(subject, other, guarded(given)))
+        if move is not None:
+            verdict = Verdict("PASS", ratio=0.0)
+            stuck |= {name: move} if move.stuck else {}
+    ignored = [call for call in others if call[0] in stuck and stuck[call[0]].still]
+    if ignored:
+        wrong = within("out", first[0].double(), bounded.expected.out, bounded.bound.out)
+        if not wrong.bad or _right_without(subject, problem, inputs, ignored):
+            names = tuple(name for name, _, _ in ignored)
+            several = f"{', '.join(names)} are ignored: " if len(names) > 1 else ""
+            said = several + "; ".join(stuck[name].stuck for name in names)
+            return replace(fail("insensitive", said), ignored=names)
+    # It moves, but too little: one of both answers is wrong, for whatever reason.
+    return next((move.wrong for move in stuck.values() if move.wrong.bad), verdict)
+
+
+class Moved(NamedTuple):
+    """What another call does to an answer.
+
+    Attributes:
+        stuck: in a sentence, an element that moves too little; empty where there is none.
+        still: every bit of the answer stays, though the oracle's moves visibly.
+        wrong: the verdict on the first answer, or else on the other one.
+    """
+
+    stuck: str
+    still: bool
+    wrong: Verdict
+
+
+def _moved(
+    name: str, first: Result, bounded: Bounded, second: tuple[Result, Bounded]
+) -> Moved | None:
+    """Compare the moves of the subject's and the oracle's answers; None where none must move."""
+    out, (other, other_bounded) = first[0].double(), second
+    bound = bounded.bound.out + other_bounded.bound.out
+    moved = (bounded.expected.out - other_bounded.expected.out).abs()
+    must_move = moved > MOVED * bound
+    if not must_move.any():
+        return None
+    actual = (out - other[0].double()).abs().nan_to_num(nan=torch.inf)
+    stuck = must_move & (actual < moved - 2 * bound)
+    if not stuck.any():
+        return Moved("", still=False, wrong=VACUOUS)
+    where = tuple(int(i) for i in stuck.nonzero()[0])
+    said = (
+        f"another {name} moves the oracle's out{list(where)} by {moved[where].item():.3g}, "
+        f"the implementation's by {actual[where].item():.3g} ({int(stuck.sum())} of "
+        f"{int(must_move.sum())} elements that must move do not)"
+    )
+    visible = moved > VISIBLE * bounded.expected.out.abs().max()
+    still = bool((must_move & visible).any()) and same_result_bits(first, other)
+    wrong = within("out", out, bounded.expected.out, bounded.bound.out)
+    if not wrong.bad:
+        expected = other_bounded.expected.out
+        wrong = within("out", other[0].double(), expected, other_bounded.bound.out)
+        wrong = replace(wrong, message=f"with another {name}: {wrong.message}")
+    return Moved(said, still, wrong)
 
 
 def _right_without(

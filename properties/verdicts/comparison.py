@@ -288,6 +288,16 @@ def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
     return torch.equal(first.contiguous().view(as_integers), second.contiguous().view(as_integers))
 
 
+def same_result_bits(first: Result, second: Result) -> bool:
+    """Whether two answers have the same tensors, bit by bit."""
+    return all(
+        a is b
+        if a is None or b is None
+        else a.dtype == b.dtype and a.shape == b.shape and same_bits(a, b)
+        for a, b in zip(first, second, strict=True)
+    )
+
+
 def _position(mask: torch.Tensor) -> tuple[int, ...]:
     return tuple(int(i) for i in mask.nonzero()[0])
 

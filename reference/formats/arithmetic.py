@@ -33,6 +33,27 @@ UE8M0 = "float8_e4m3fn_ue8m0"
 BLOCK_FORMATS = ("nvfp4", "mxfp8", "mxfp4", "int8", UE8M0)
 """Formats in which a block of elements, or a row of an intermediate, shares a scale."""
 
+FORMATS: dict[str, tuple[str | None, ...]] = {
+    "accumulate": (*UNIT_ROUNDOFF,),
+    "probabilities": (None, "inputs", *UNIT_ROUNDOFF),
+    "projections": (None, "inputs", *UNIT_ROUNDOFF),
+    "intermediate": (None, "inputs", *UNIT_ROUNDOFF, *BLOCK_FORMATS),
+    "combine": (None, "inputs", *UNIT_ROUNDOFF),
+}
+"""Values of each field of ``Arithmetic`` that names a format."""
+CHOICES: dict[str, tuple[str | None, ...]] = {
+    "row_sum": ("accumulate", "probabilities"),
+    "exponent": ("difference", "fused"),
+    "tanh": ("accumulate", "approximate", "sigmoid"),
+    "operands": (None, "tfloat32"),
+    "products": ("accumulate", "inputs"),
+    "dequantized": ("accumulate", "inputs"),
+    "row_scales": ("operands", "products", "steps"),
+    "fp8_products": ("accumulate", "fixed_point"),
+    "sigmoid": ("exponential", "tanh"),
+}
+"""Values of each field of ``Arithmetic`` that names another choice."""
+
 
 @dataclass(frozen=True)
 class Arithmetic:
@@ -110,14 +131,10 @@ class Arithmetic:
 
     def __post_init__(self) -> None:
         """Refuse formats that no bound is known for."""
-        for name in ("accumulate", "probabilities", "projections", "intermediate", "combine"):
-            value, allowed = getattr(self, name), set(UNIT_ROUNDOFF)
-            if name != "accumulate":
-                allowed |= {"inputs"}
-            if name == "intermediate":
-                allowed |= set(BLOCK_FORMATS)
-            if not (value in allowed or (name != "accumulate" and value is None)):
-                message = f"Arithmetic.{name} is {value!r}; known formats: {sorted(allowed)}"
+        for name, known in FORMATS.items():
+            if (value := getattr(self, name)) not in known:
+                formats = sorted(each for each in known if each is not None)
+                message = f"Arithmetic.{name} is {value!r}; known formats: {formats}"
                 raise ValueError(message)
         if self.merged_outputs < 0 or (self.merged_outputs and not self.partial_outputs):
             message = (
@@ -125,18 +142,8 @@ class Arithmetic:
                 "keys, and 0 without partial_outputs"
             )
             raise ValueError(message)
-        for name, value, choices in (
-            ("row_sum", self.row_sum, ("accumulate", "probabilities")),
-            ("exponent", self.exponent, ("difference", "fused")),
-            ("tanh", self.tanh, ("accumulate", "approximate", "sigmoid")),
-            ("operands", self.operands, (None, "tfloat32")),
-            ("products", self.products, ("accumulate", "inputs")),
-            ("dequantized", self.dequantized, ("accumulate", "inputs")),
-            ("row_scales", self.row_scales, ("operands", "products", "steps")),
-            ("fp8_products", self.fp8_products, ("accumulate", "fixed_point")),
-            ("sigmoid", self.sigmoid, ("exponential", "tanh")),
-        ):
-            if value not in choices:
+        for name, choices in CHOICES.items():
+            if (value := getattr(self, name)) not in choices:
                 message = f"Arithmetic.{name} is {value!r}; it must be one of {choices}"
                 raise ValueError(message)
 

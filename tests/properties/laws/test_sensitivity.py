@@ -101,7 +101,7 @@ def test_a_wrong_answer_that_stays_or_moves_too_little_accuses_no_option() -> No
 
     for kernel in (zeros, shrunk, lse_of_zeros):
         verdict = judged(kernel, replace(SINKS, window_left=2, logits_soft_cap=1.0))
-        assert (verdict.status, verdict.kind) == ("FAIL", "insensitive")
+        assert (verdict.status, verdict.kind) == ("FAIL", "numeric")
         assert verdict.ignored == ()
         assert "ignored" not in verdict.message
 
@@ -128,5 +128,76 @@ def test_options_of_experts_that_are_honoured_are_not_called_ignored() -> None:
         lambda inputs: torch.zeros_like(oracle.experts(inputs).float()),
     ):
         verdict = experts_judged(wrong, problem)
-        assert (verdict.status, verdict.kind, verdict.ignored) == ("FAIL", "insensitive", ())
+        assert (verdict.status, verdict.kind, verdict.ignored) == ("FAIL", "numeric", ())
         assert "ignored" not in verdict.message
+
+
+LONG = AttentionProblem(
+    query_lens=(8,), seq_lens=(40,), head_dim_qk=32, head_dim_vo=32, sinks=True, causal=True
+)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"alibi": True, "dtype": "bfloat16"},
+        {"custom_mask": True, "causal": False},
+        {"logits_soft_cap": 4.0, "window_left": 5},
+        {"k_scale": 2.0, "v_scale": 0.5},
+    ],
+)
+def test_honoured_options_of_kernels_that_are_wrong_are_not_called_ignored(
+    more: dict[str, Any], seed: int
+) -> None:
+    """Another option is lost, or all is rounded, so that honoured ones move the answer too little.
+
+    A mask that is ignored lets more keys in, beside which a sink weighs less, for example.
+    """
+
+    def coarse(inputs: PagedAttentionInputs) -> Pair:
+        out, lse = attend(inputs)
+        return (out * 4).round() / 4, (lse * 4).round() / 4
+
+    lost: dict[str, dict[str, Any]] = {
+        "alibi": {"alibi_slopes": None},
+        "custom_mask": {"custom_mask": None},
+        "logits_soft_cap": {"logits_soft_cap": 0.0},
+        "k_scale": {"k_scale": 1.0},
+    }
+    name = next(iter(more))
+    problem = replace(LONG, **more, seed=seed)
+    verdict = judged(without(**lost[name]), problem)
+    assert set(verdict.ignored) <= {name}
+    assert (verdict.kind == "insensitive") == bool(verdict.ignored)
+    for kernel in (coarse, without(sinks=torch.tensor([0.5]))):
+        verdict = judged(kernel, problem)
+        assert verdict.kind in ("", "numeric")
+        assert verdict.ignored == ()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_answer_that_moves_too_little_is_a_numeric_finding_on_the_call_that_is_wrong(
+    dtype: str,
+) -> None:
+    def wide(inputs: PagedAttentionInputs) -> Pair:
+        window = inputs.window_left
+        out, lse = attend(replace(inputs, window_left=-1 if window < 0 else window + 8))
+        return out.to(inputs.out_dtype), lse
+
+    problem = replace(LONG, sinks=False, dtype=dtype)
+    verdict = judged(wide, problem)
+    assert (verdict.status, verdict.kind, verdict.ignored) == ("FAIL", "numeric", ())
+    assert verdict.message.startswith("with window_left = 20: out[")
+    assert verdict.about is not None
+    assert verdict.about["window_left"] == 20
+
+
+def test_experts_that_move_too_little_are_not_called_insensitive() -> None:
+    def half_a_bias(inputs: MoEInputs) -> torch.Tensor:
+        bias = None if inputs.w13_bias is None else inputs.w13_bias / 2
+        return oracle.experts(replace(inputs, w13_bias=bias)).float()
+
+    problem = MoEProblem(num_tokens=4, biases=True, hidden=32)
+    verdict = experts_judged(half_a_bias, replace(problem, seed=3))
+    assert (verdict.status, verdict.kind, verdict.ignored) == ("FAIL", "numeric", ())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import math
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ from kernelproof.reference import (
 )
 from kernelproof.reference.attention.error_terms import TANH
 from kernelproof.reference.attention.merge import merge_error_bound
+from kernelproof.reference.formats.arithmetic import CHOICES, FORMATS
 
 PROBLEM = AttentionProblem(
     query_lens=(3, 1), seq_lens=(40, 90), num_kv_heads=2, head_dim_qk=64, head_dim_vo=64,
@@ -177,3 +181,29 @@ def test_what_is_no_arithmetic_is_refused() -> None:
     routing = route(torch.zeros(1, 4), 2)
     with pytest.raises(ValueError, match=message):
         compare_routing(routing, torch.zeros(1, 4), 2, arithmetic="float32")  # type: ignore[arg-type]
+
+
+def test_the_documentation_has_every_field_and_every_value(repository: Path) -> None:
+    page = (repository / "docs" / "error-bounds.md").read_text(encoding="utf-8")
+    formats = next(line for line in page.split("\n\n") if "FORMAT is one of" in line)
+    table = page.partition("| field | value | what |\n|---|---|---|\n")[2].partition("\n\n")[0]
+    found: dict[str, set[Any]] = {}
+    name = ""
+    for row in table.splitlines():
+        field, values = row.split("|")[1:3]
+        name = field.strip(" `") or name
+        named = re.findall(r"`([^`]+)`", values)
+        found.setdefault(name, set()).update(map(ast.literal_eval, named))
+        if "FORMAT" in values:
+            found[name] |= set(map(ast.literal_eval, re.findall(r'"\w+"', formats)))
+    booleans: dict[str, tuple[Any, ...]] = {
+        "partial_outputs": (False, True),
+        "merged_outputs": (0,),
+    }
+    wanted = {**FORMATS, **CHOICES, **booleans}
+    assert list(found)
+    assert found == {each: set(values) for each, values in wanted.items()}
+    assert set(wanted) == {each.name for each in fields(Arithmetic)}
+    for each, known in found.items():  # a value that is documented is taken
+        for value in known:
+            replace(Arithmetic(), **{each: value})

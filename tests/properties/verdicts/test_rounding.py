@@ -1,0 +1,109 @@
+"""Findings whose error looks like a rounding name the arithmetic that would allow it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from kernelproof.impl import Target, implementation
+from kernelproof.properties.laws import find_law
+from kernelproof.properties.seeded.kernels import attend
+from kernelproof.properties.verdicts.rounding import TABLE
+from kernelproof.properties.verdicts.subject import Subject
+from kernelproof.properties.verdicts.verdict import Verdict
+from kernelproof.reference import Arithmetic, AttentionProblem, MoEProblem
+
+PROBLEM = AttentionProblem(
+    query_lens=(8,), seq_lens=(40,), num_kv_heads=2, head_dim_qk=32, head_dim_vo=32, causal=True,
+    dtype="bfloat16",
+)  # fmt: skip
+
+
+class Anywhere:
+    def stage(self, name: str) -> AbstractContextManager[None]:
+        del name
+        return nullcontext()
+
+
+def naive(inputs: Any, dtype: torch.dtype, *, keys: int = 0) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ANN401
+    """Attend to one request with probabilities that are rounded, and without its last keys."""
+    order = inputs.metadata.paged_kv_indices.long()
+    k, v = (c[order].flatten(0, 1).float() for c in (inputs.k_cache, inputs.v_cache))
+    length = int(inputs.metadata.seq_lens[0])
+    k, v = k[:length], v[:length]
+    q = inputs.q.float()
+    group = q.shape[1] // k.shape[1]
+    k, v = (each.repeat_interleave(group, 1) for each in (k, v))
+    logits = torch.einsum("thd,shd->hts", q, k) * inputs.sm_scale
+    hidden = torch.arange(length) > torch.arange(len(q)).unsqueeze(1) + length - len(q)
+    logits = logits.masked_fill(hidden, -torch.inf)
+    logits[..., length - keys :] = -torch.inf
+    largest = logits.amax(-1, keepdim=True)
+    p = (logits - largest).exp()
+    out = torch.einsum("hts,shd->thd", p.to(dtype).float(), v) / p.sum(-1).T.unsqueeze(-1)
+    return out.to(inputs.out_dtype), torch.logsumexp(logits, -1).T
+
+
+def judged(kernel: Any, problem: AttentionProblem, **claims: Any) -> Verdict:  # noqa: ANN401
+    made = implementation("paged_attention", name="mine", **claims)(kernel)
+    return find_law("parity").check(Subject(made, Target(), Anywhere()), problem)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_probabilities_that_are_rounded_are_named(seed: int) -> None:
+    problem = replace(PROBLEM, seed=seed)
+    rounding = lambda inputs: naive(inputs, torch.bfloat16)  # noqa: E731
+    verdict = judged(rounding, problem)
+    assert (verdict.status, verdict.kind) == ("FAIL", "numeric")
+    assert "Arithmetic(probabilities='inputs') allows it" in verdict.message
+    assert f"arithmetic= what the kernel rounds, if it does: {TABLE}" in verdict.message
+    declared = Arithmetic(probabilities="inputs")
+    assert judged(rounding, problem, arithmetic=declared).status == "PASS"
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_faults_are_not_called_roundings(dtype: str, seed: int) -> None:
+    def scaled(inputs: Any) -> Any:  # noqa: ANN401
+        out, lse = attend(inputs)
+        return (out * 0.98).to(inputs.out_dtype), lse
+
+    def one_head(inputs: Any) -> Any:  # noqa: ANN401
+        out, lse = (each.clone() for each in attend(inputs))
+        out[:, 1] *= 1.1
+        return out.to(inputs.out_dtype), lse
+
+    def few_keys(inputs: Any) -> Any:  # noqa: ANN401
+        return naive(inputs, torch.float32, keys=1)
+
+    def wrong_scale(inputs: Any) -> Any:  # noqa: ANN401
+        return attend(replace(inputs, sm_scale=1.2 * inputs.sm_scale))
+
+    for kernel in (scaled, one_head, few_keys, wrong_scale):
+        verdict = judged(kernel, replace(PROBLEM, dtype=dtype, seed=seed))
+        assert verdict.status == "FAIL"
+        assert "arithmetic" not in verdict.message
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_intermediate_of_experts_that_is_rounded_is_named(seed: int) -> None:
+    def rounding(inputs: Any) -> torch.Tensor:  # noqa: ANN401
+        out = torch.zeros(inputs.hidden.shape, dtype=torch.float64)
+        for token, (ids, weights) in enumerate(
+            zip(inputs.topk_ids.tolist(), inputs.topk_weights, strict=True)
+        ):
+            for expert, weight in zip(ids, weights, strict=True):
+                gate, up = (inputs.w13[expert].double() @ inputs.hidden[token].double()).chunk(2)
+                inner = (torch.nn.functional.silu(gate) * up).bfloat16().double()
+                out[token] += weight * (inputs.w2[expert].double() @ inner)
+        return out.to(inputs.out_dtype)
+
+    made = implementation("moe", name="mine")(rounding)
+    problem = MoEProblem(num_tokens=8, hidden=64, dtype="bfloat16", seed=seed)
+    verdict = find_law("parity").check(Subject(made, Target(), Anywhere()), problem)
+    assert (verdict.status, verdict.kind) == ("FAIL", "numeric")
+    assert "Arithmetic(intermediate='inputs') allows it" in verdict.message
