@@ -123,6 +123,7 @@ class LawSearch:
             if (shrink := self._confirm(problem)) is not None:
                 if self._options.shrink and not shrink.first.costly:
                     shrink.simplify()  # this law may not need what another one did
+                    shrink.by_fields()
                 return True
         return False
 
@@ -227,6 +228,7 @@ class LawSearch:
         if shrink.first.costly:
             shrink.smallest = self._confirmation.smallest(shrink.first, shrink.smallest)
         else:
+            shrink.by_fields()
             shrink.on_fewer_pages()
 
     def _finding(self) -> Finding | None:

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from ..space.profiles import Profile
+from .simplify import Limit
 
 MAX_DEATHS = 20
 """Most processes that may die while one failure is shrunk."""
@@ -14,6 +15,10 @@ FACTOR_OF_DEATHS = 6.0
 """Factor on the profile's seconds for shrinking a hang or a crash."""
 MAX_SECONDS_OF_DEATHS = 30.0
 """Most seconds for shrinking a hang or a crash."""
+SIMPLIFYING_SHARE = 0.5
+"""Share of the profile's seconds for shrinking that simplifying may take after it."""
+MOST_SIMPLIFYING = 400
+"""Most problems that simplifying may judge."""
 LITTLE_SECONDS = 0.1
 """Mean seconds of a passing problem below which shrinking tries many of them to avoid a failure."""
 
@@ -34,11 +39,18 @@ class ShrinkBudget:
     deaths: int = 0
     begun: float | None = None
     _costly: bool = False
+    _until: float = 0.0
     _passed: list[float] = field(default_factory=list)
 
     def begin(self, *, costly: bool = False) -> None:
         """Start the clock; ``costly`` if each failing attempt hangs or ends a process."""
         self.begun, self._costly = time.monotonic(), costly
+
+    def extend(self) -> Limit:
+        """Give simplifying its time, whatever shrinking has taken."""
+        seconds = SIMPLIFYING_SHARE * self.profile.shrink_seconds
+        self._until = time.monotonic() + seconds
+        return Limit(seconds, MOST_SIMPLIFYING)
 
     def note(self, seconds: float, *, died: bool, passed: bool) -> None:
         """Record a problem that was judged; those before the first failure do not count."""
@@ -55,7 +67,8 @@ class ShrinkBudget:
         limit = self.profile.shrink_seconds
         if self._costly or self.deaths:
             limit = min(FACTOR_OF_DEATHS * limit, MAX_SECONDS_OF_DEATHS)
-        return elapsed > limit or self.deaths >= MAX_DEATHS
+        over = elapsed > limit and time.monotonic() > self._until
+        return over or self.deaths >= MAX_DEATHS
 
     def passing_is_cheap(self) -> bool:
         """Whether problems that pass have cost little so far."""

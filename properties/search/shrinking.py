@@ -1,4 +1,4 @@
-"""Shrinking a confirmed failure: by Hypothesis, and by ``simplify`` where a try is costly."""
+"""Shrinking a confirmed failure: by Hypothesis, then field by field; from below where it costs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from dataclasses import replace
 from ...reference import Problem
 from ..space.operations import on_fewer_pages, simplify
 from ..space.rounds import Counterexample, Enough
+from ..verdicts.verdict import Verdict
 from .case_runner import CaseRunner
 from .confirmation import Failure
 from .shrink_budget import ShrinkBudget
+from .simplify import simplify as simplified
 
 
 class Shrink:
@@ -59,6 +61,28 @@ class Shrink:
         axes = self._runner.candidate.axes
         simplify(self.smallest.problem, axes, self.fails, self._budget.passing_is_cheap)
 
+    def by_fields(self) -> None:
+        """Put options back and lower lengths one by one, while the same fault is found."""
+        fault = self.smallest.verdict
+        simplified(
+            self.smallest.problem,
+            lambda problem: self._is_fault(problem, fault),
+            self._budget.extend(),
+        )
+
+    def _is_fault(self, problem: Problem, fault: Verdict) -> bool:
+        """Whether a problem fails by this fault; if not, the smallest stays what it was."""
+        before = self.smallest
+        if self.fails(problem) and _alike(self.smallest.verdict, fault):
+            return True
+        self.smallest = before
+        return False
+
     def on_fewer_pages(self) -> None:
         """Take larger pages where the problem still fails on them."""
         any(map(self.fails, on_fewer_pages(self.smallest.problem, self._runner.candidate.axes)))
+
+
+def _alike(one: Verdict, other: Verdict) -> bool:
+    """Whether two verdicts of one kind accuse the same options, and the same call of a law."""
+    return set(one.ignored) == set(other.ignored) and bool(one.about) == bool(other.about)
