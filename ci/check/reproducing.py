@@ -110,7 +110,7 @@ def write_script(
     text = Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         title=_quoted(f"{title} of {kernel.reference} under the law {law}, call {kept.number}"),
         name=path.name,
-        problem=_quoted(textwrap.fill(compact(problem), 100)),
+        problem=_quoted(_problem(kept, problem, verdict)),
         where="The tensors stand at its end." if inside else f"The tensors are in {beside.name}.",
         device=repr(kernel.device),
         folder=repr(str(file.parent.resolve() if is_file else Path.cwd())),
@@ -137,6 +137,14 @@ def write_script(
         message = f"--script {beside}: cannot be written ({error.strerror})"
         raise OutputError(message) from error
     return [path, beside]
+
+
+def _problem(kept: Kept, problem: Problem, verdict: Verdict) -> str:
+    """Return the problem of the call that the script makes, the drawn one, and what was judged."""
+    own, drawn = kept.problem or compact(problem), compact(problem)
+    lines = [own] if own == drawn else [own, f"The law made it of {drawn}"]
+    lines += [f"Call {each['call']} was {each['changes']}" for each in verdict.compared]
+    return "\n".join(textwrap.fill(line, 100) for line in lines)
 
 
 def _answer(kept: Kept) -> str:

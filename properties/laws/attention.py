@@ -17,6 +17,7 @@ from ...reference.problems import KV_VIEWS
 from ...reference.problems.cache_names import multiples_of
 from ...reference.problems.mask_fields import NO_MASK
 from ...reference.tensors.values import choose
+from ..verdicts.asked import compared
 from ..verdicts.comparison import (
     Result,
     agree,
@@ -288,7 +289,8 @@ def sensitivity(subject: Subject, problem: AttentionProblem) -> Verdict:
         message = "; ".join(still[name].stuck for name in ignored)
         if len(ignored) > 1:
             message = f"{', '.join(ignored)} are ignored: {message}"
-        failure = replace(fail("insensitive", message), ignored=tuple(ignored))
+        calls = compared(problem, others.get(ignored[0], problem))
+        failure = replace(fail("insensitive", message), ignored=tuple(ignored), compared=calls)
         # Where each of them is stuck for an answer that is wrong without the option, that is why.
         about = [still[name].about for name in ignored]
         return replace(failure, about=about[0] if all(about) else None)
@@ -297,16 +299,19 @@ def sensitivity(subject: Subject, problem: AttentionProblem) -> Verdict:
 
 
 def _ignored_with_other_values(subject: Subject, problem: AttentionProblem, name: str) -> bool:
-    """Whether an option moves nothing with other numbers either: once may be a coincidence.
+    """Whether an option moves nothing with other numbers and more keys either.
 
     A kernel that rounds what the option changes may give the same few bits with and without it.
     """
-    for step in range(1, OTHER_VALUES + 1):
-        fresh = replace(problem, seed=problem.seed + step)
-        others = {**dict(_unused(fresh)), **switched(fresh)}
-        with suppress(Stop):
-            move = _moves(subject, name, fresh, run(subject, fresh), others[name])
-            if not move.same:
+    more = tuple(LONGER * keys for keys in problem.seq_lens)
+    # A window that is too wide by some keys moves nothing where there are no more than those.
+    for changes in ({"seed": problem.seed + 1}, {"seed": problem.seed + 2}, {"seq_lens": more}):
+        with suppress(Stop, ValueError):  # there is no such call
+            fresh = replace(problem, **changes)
+            other = {**dict(_unused(fresh)), **switched(fresh)}[name]
+            if not (subject.supports(fresh) and subject.supports(other)):
+                continue
+            if not _moves(subject, name, fresh, run(subject, fresh), other).same:
                 return False
     return True
 
@@ -327,8 +332,8 @@ def _right_without(subject: Subject, problem: AttentionProblem, names: Collectio
     return False
 
 
-OTHER_VALUES = 2
-"""Other seeds with which an option must move nothing to be called ignored."""
+LONGER = 16
+"""Factor on the keys with which an option must move nothing either to be called ignored."""
 VISIBLE = 16 * UNIT_ROUNDOFF["bfloat16"]
 """Share of the oracle's largest element by which an option must move it to be called ignored:
 less may be lost in the roundings of a kernel that honours it."""

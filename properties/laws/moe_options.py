@@ -14,6 +14,7 @@ from ...reference.formats.arithmetic import UNIT_ROUNDOFF
 from ...reference.moe.weights import IN_BLOCKS, SCALE_BLOCK, WEIGHT_FORMATS, checked_matrix
 from ...reference.problems.moe import WITHOUT_SHARED
 from ...reference.tensors.moe_inputs import MoEInputs
+from ..verdicts.asked import compared
 from ..verdicts.comparison import Result, fail, same_result_bits, within
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import VACUOUS, Verdict
@@ -112,7 +113,8 @@ def _must_move(
             names = tuple(name for name, _, _ in ignored)
             several = f"{', '.join(names)} are ignored: " if len(names) > 1 else ""
             said = several + "; ".join(stuck[name].stuck for name in names)
-            return replace(fail("insensitive", said), ignored=names)
+            calls = compared(problem, ignored[0][1])
+            return replace(fail("insensitive", said), ignored=names, compared=calls)
     # It moves, but too little: one of both answers is wrong, for whatever reason.
     return next((move.wrong for move in stuck.values() if move.wrong.bad), verdict)
 

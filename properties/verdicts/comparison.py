@@ -10,6 +10,7 @@ import torch
 
 from ...reference import AttentionOutput
 from ...reference.attention.bounds import Bounded
+from .asked import CALLS
 from .error_map import error_map
 from .verdict import EXACTLY, Verdict
 
@@ -31,7 +32,7 @@ Listed = dict[str, Any]
 
 def fail(kind: str, message: str, ratio: float | None = None) -> Verdict:
     """Return a FAIL."""
-    return Verdict("FAIL", kind, message, ratio)
+    return Verdict("FAIL", kind, message, ratio, at_call=CALLS.count)
 
 
 def off(
@@ -42,7 +43,10 @@ def off(
     element = {"where": where, "got": got, "expected": expected}
     exactly = "exactly " if bound == EXACTLY else ""
     message = f"{where} is {got}, expected {exactly}{expected}{more}"
-    return Verdict("FAIL", kind, message, ratio, element={**element, "bound": bound}, worst=worst)
+    return Verdict(
+        "FAIL", kind, message, ratio, element={**element, "bound": bound}, worst=worst,
+        at_call=CALLS.count,
+    )  # fmt: skip
 
 
 def unusable(name: str, tensor: torch.Tensor, device: str) -> Verdict | None:

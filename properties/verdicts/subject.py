@@ -22,6 +22,7 @@ from ...reference.operations import OPERATIONS as ORACLES
 from ...reference.operations import operation_of
 from ...reference.tensors.allocation import FENCE, MOST_SLACK, SLACK_ROWS
 from ...reference.tensors.inputs import Inputs
+from .asked import CALLS
 from .comparison import Result, fail, unusable
 from .contained import Stop, contained, crash, out_of_memory
 from .filled_scratch import filled_scratch
@@ -163,6 +164,7 @@ class Subject:
         with contained("compile_key raised "):
             module = (getattr(function, "__name__", ""), key(problem)) if key else None
             stage = "run" if module is None or module in self._compiled else "compile"
+        CALLS.note(problem, inputs)
         before = _frames(inputs)
         hasten()
         launched = interpreted_launches()

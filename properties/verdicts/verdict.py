@@ -53,6 +53,9 @@ class Verdict:
             ``at``, the element's place by axis (request, token, head, page, channel).
         ignored: of a FAIL of kind insensitive, the options that the answer shows to be ignored: it
             stays the same, and is right where they are off.
+        compared: of a finding of calls that are not the given problem's, those that were compared:
+            their number, their ``problem`` as JSON, and their ``changes`` in words.
+        at_call: of a FAIL, how many calls there were when it was found.
         interpreted: Triton's interpreter ran kernels of it, on a CPU.
         printed: of a finding, the end of what its process printed in that case.
     """
@@ -72,6 +75,8 @@ class Verdict:
     printed: str = ""
     ignored: Sequence[str] = ()
     interpreted: bool = False
+    compared: Sequence[Mapping[str, Any]] = ()
+    at_call: int = field(default=0, compare=False)
     waited: float = field(default=0.0, compare=False)
 
     @property
@@ -83,6 +88,7 @@ class Verdict:
         """Return a JSON-able dictionary."""
         optional = (
             "about", "element", "error_map", "worst", "printed", "ignored", "interpreted", "waited",
+            "compared", "at_call",
         )  # fmt: skip
         return {name: value for name, value in vars(self).items() if value or name not in optional}
 

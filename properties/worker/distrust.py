@@ -25,6 +25,7 @@ from ...impl.protocol import GraphSession, ScratchSession, Session
 from ...impl.targets.refusal import Refusal
 from ...reference import Arithmetic, Problem
 from ...reference.tensors.inputs import Inputs
+from ..verdicts.asked import CALLS
 from ..verdicts.comparison import fail
 from ..verdicts.contained import Stop, contained
 from ..verdicts.specialising import Stages
@@ -201,6 +202,7 @@ class RemoteSubject(Subject):
     ) -> Any:  # noqa: ANN401  any result
         """As of ``Subject``, but that each call is waited for, and its result is a copy."""
         del wait
+        CALLS.note(problem, inputs)
         record, memory, new, gone = self._packer.pack(inputs)
         sizes = [(each, new[each].nbytes, memory[each].device.type) for each in new]
         named = function.args if isinstance(function, partial) else None

@@ -27,6 +27,7 @@ from ..laws.metadata import FIELDS
 from ..verdicts.comparison import Check, all_within, bitwise, unusable
 from ..verdicts.operations import APPENDED, AS_READ, OPERATIONS, appended_caches
 from ..verdicts.subject import Subject
+from ..verdicts.text import compact
 
 Named = dict[str, torch.Tensor]
 CALL, ANSWER = "call.pt", "answer.pt"
@@ -48,6 +49,7 @@ class Kept:
         inputs: the tensors that ``record`` names.
         expected: the oracle's answer by tensor.
         bound: how far each element may be from it; a tensor without a bound is compared exactly.
+        problem: that was asked, which a law may have made of another one.
         result: what the kernel answered; None where it did not return.
         wrong: whether ``result`` is outside of the bound.
     """
@@ -60,6 +62,7 @@ class Kept:
     inputs: Named
     expected: Named
     bound: Named
+    problem: str = ""
     result: Named | None = None
     wrong: bool = False
 
@@ -104,6 +107,7 @@ class Keeper(Subject):
                 "number": self.number,
                 "operation": problem.operation,
                 "session": function is not None,
+                "problem": compact(problem),
                 "writes_out": self.implementation.writes_out,
                 "record": json.dumps(record),
                 "inputs": named,

@@ -31,6 +31,7 @@ from ..isolation.stages import LINK
 from ..isolation.workers import LAST_REPLY
 from ..laws import find_law
 from ..laws.law import Law
+from ..verdicts.asked import CALLS, with_calls
 from ..verdicts.contained import Stop, contained, crash, out_of_memory
 from ..verdicts.elements import with_places
 from ..verdicts.specialising import Stages
@@ -305,6 +306,7 @@ def judge(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
 def _judged(subject: Subject, payload: Mapping[str, Any]) -> dict[str, Any]:
     law = find_law(payload["law"])
     problem = problem_from_json(payload["problem"])
+    CALLS.begin()
     try:
         refusal = subject.refusal(problem)
         if refusal is not None:
@@ -313,7 +315,7 @@ def _judged(subject: Subject, payload: Mapping[str, Any]) -> dict[str, Any]:
     except Stop as stop:
         verdict = stop.verdict
     about = problem_from_json(verdict.about) if verdict.about else problem
-    verdict = with_places(verdict, about)
+    verdict = with_calls(with_places(verdict, about), problem)
     return replace(
         verdict, seconds=subject.seconds, calls=subject.calls, interpreted=subject.interpreted
     ).to_json()

@@ -19,6 +19,7 @@ from kernelproof.ci.check.saving import save_tensors
 from kernelproof.impl import Target, UnsupportedError, implementation
 from kernelproof.properties.findings.files import OutputError
 from kernelproof.properties.laws import find_law
+from kernelproof.properties.verdicts.asked import CALLS, with_calls
 from kernelproof.properties.verdicts.contained import Stop
 from kernelproof.properties.verdicts.operations import OPERATIONS
 from kernelproof.properties.verdicts.verdict import Verdict
@@ -342,3 +343,23 @@ def test_the_tensors_are_saved_with_an_index(
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match=r"--save .* cannot be written"):
         save_tensors(kept, tmp_path / "file" / "x", {})
+
+
+def test_a_script_shows_the_problem_that_its_call_was_asked(tmp_path: Path) -> None:
+    """And which calls the law compared, where it has made them of another problem."""
+
+    def without_window(inputs: Any, operation: str) -> Any:  # noqa: ANN401  any operation's
+        return right(replace(inputs, window_left=-1), operation)
+
+    CALLS.begin()
+    made = kernel_of("paged_attention", without_window)
+    drawn = AttentionProblem(seq_lens=(6,))
+    found, kept = judged(made, drawn, tmp_path, "sensitivity")
+    verdict = with_calls(found, drawn)
+    assert verdict.bad
+    assert kept is not None
+    write_script(tmp_path / "repro.py", MINE, kept, verdict, "sensitivity", drawn)
+    text = (tmp_path / "repro.py").read_text().partition("Exit code")[0]
+    assert "AttentionProblem(seq_lens=(6,), window_left=3)\n" in text
+    assert "The law made it of AttentionProblem(seq_lens=(6,))\n" in text
+    assert "Call 1 was the problem\nCall 2 was the problem with window_left=3\n" in text

@@ -201,3 +201,15 @@ def test_experts_that_move_too_little_are_not_called_insensitive() -> None:
     problem = MoEProblem(num_tokens=4, biases=True, hidden=32)
     verdict = experts_judged(half_a_bias, replace(problem, seed=3))
     assert (verdict.status, verdict.kind, verdict.ignored) == ("FAIL", "numeric", ())
+
+
+@pytest.mark.parametrize("keys", [3, 6, 12])
+def test_a_window_that_is_too_wide_is_not_called_ignored(keys: int) -> None:
+    """Of few keys it hides none, so that nothing moves: with more keys something does."""
+
+    def wide(inputs: PagedAttentionInputs) -> Pair:
+        window = inputs.window_left
+        return attend(replace(inputs, window_left=-1 if window < 0 else window + 8))
+
+    verdict = judged(wide, AttentionProblem(seq_lens=(keys,), head_dim_qk=32, head_dim_vo=32))
+    assert (verdict.status, verdict.kind, verdict.ignored) == ("FAIL", "numeric", ())
