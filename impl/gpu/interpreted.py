@@ -30,6 +30,7 @@ NOTE = (
 
 class _Launches:
     count = 0
+    began: Callable[[], None] | None = None
 
 
 def launches() -> int:
@@ -37,10 +38,27 @@ def launches() -> int:
     return _Launches.count
 
 
+def at_each_program(began: Callable[[], None] | None) -> None:
+    """Have a function called whenever the interpreter begins the next program of a grid."""
+    _Launches.began = began
+
+
 def count_launches(interpreter: Any) -> None:
-    """Count what the interpreter, a module, launches from now on."""
+    """Count what the interpreter, a module, launches from now on, and see its programs begin."""
     executor = interpreter.GridExecutor
     executor.__call__ = _counted(executor.__call__)
+    builder = interpreter.interpreter_builder
+    builder.set_grid_idx = _seen(builder.set_grid_idx)
+
+
+def _seen(begin: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(begin)
+    def begun(*place: Any) -> Any:
+        if _Launches.began is not None:
+            _Launches.began()
+        return begin(*place)
+
+    return begun
 
 
 def _counted(launch: Callable[..., Any]) -> Callable[..., Any]:

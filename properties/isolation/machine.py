@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from time import perf_counter
 
 MOST_LAUNCHES = 1_000_000
 """Most launches of one problem under the law soak: a GPU makes as many in minutes."""
@@ -25,3 +26,8 @@ def waited() -> float:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
         return 0.0
+
+
+def undisturbed() -> float:
+    """Return the seconds of a clock that stands still while this thread waits for a processor."""
+    return perf_counter() - waited()

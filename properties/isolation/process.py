@@ -25,6 +25,7 @@ from .kernel_kills import kills
 from .leftovers import is_helper
 from .outcome import CLOSED, Outcome, Status, describe_exit
 from .spawning import ForkServer, ProcessGroup, start_group
+from .stage_clock import StageClock
 from .stages import (
     BOARD_BYTES,
     LINK,
@@ -44,6 +45,7 @@ FORKS = sys.platform == "linux"
 _HANG_STAGES: Final = ("compile", "run", "specialise", "supports")
 _COMPILING: Final = ("compile", "specialise")
 _TICK_SECONDS: Final = 0.1  # between two checks of a silent process
+_LEAST_TICK_SECONDS: Final = 0.01  # between two near a deadline
 _DUMP_SECONDS: Final = 0.3  # what a stack dump may take before the process is killed without
 _EXIT_SECONDS: Final = 1.0  # from the end of the connection to the end of the process
 # A program that a process runs under writes of a case a little after it.
@@ -101,6 +103,7 @@ class WorkerProcess:
         self._requests = 0
         self._unanswered: deque[tuple[int, Deadlines]] = deque()
         self._began = 0.0
+        self._clock = StageClock()
         self._errors, self._dumps = _Log(), _Log()
         self._log = _Log(named=True) if recipe.under else None
         self._process: int | None = None
@@ -213,6 +216,7 @@ class WorkerProcess:
         """Wait for what comes of the oldest request that has not been answered."""
         number, deadlines = self._unanswered.popleft()
         began = self._began
+        self._clock.restart()
         try:
             reply = self._receive(deadlines)
             while reply.get("id") != number:  # a second answer to an earlier request
@@ -281,7 +285,10 @@ class WorkerProcess:
             if left > limit + _TICK_SECONDS:  # else such a deadline would never come
                 msg = f"{stage} begins {left - limit:.3g} s from now: a stray write hit the board"
                 raise GarbledError(msg)
-            if self._poll.poll(math.ceil(1000 * min(max(left, 0.0), _TICK_SECONDS))):
+            if limit - left > _TICK_SECONDS:  # most cases are over before
+                left += self._clock.waited(self._process, stage, started, limit)
+            tick = min(max(left, _LEAST_TICK_SECONDS), _TICK_SECONDS) if left > 0 else 0.0
+            if self._poll.poll(math.ceil(1000 * tick)):
                 if not self._frames.receive():
                     raise _GoneError
             elif left <= 0:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from time import perf_counter
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,6 +15,7 @@ from ...reference.tensors.batched_moe import BatchedMoEInputs
 from ...reference.tensors.moe_inputs import MoEInputs
 from ...reference.tensors.moe_regimes import assignment
 from ...reference.tensors.values import bits, stream
+from ..isolation.machine import undisturbed
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import VACUOUS, Verdict
 from .expert_calls import answer, result, same
@@ -172,9 +172,9 @@ def _seconds_of_full_size(subject: Subject, near: MoEProblem) -> float:
         if not subject.claims(smaller):
             return 0.0
         inputs = subject.materialise(smaller)
-        before = perf_counter()
+        before = undisturbed()
         result(subject, smaller, inputs)
-        seconds = perf_counter() - before
+        seconds = undisturbed() - before
         if seconds > MOST_SECONDS:
             return seconds
         timed.append((smaller.work, seconds))
@@ -189,9 +189,9 @@ def _seconds_with_all(subject: Subject, near: MoEProblem, inputs: MoEInputs) -> 
     for count in counts:
         places = (*range(len(FAR_PLACES) - 1), count - 1)
         given = _moved(inputs, places, count)
-        before = perf_counter()
+        before = undisturbed()
         result(subject, replace(near, num_experts=count), given)
-        seconds.append(perf_counter() - before)
+        seconds.append(undisturbed() - before)
     few, some = seconds
     more = (FAR_EXPERTS - SOME_EXPERTS) / (SOME_EXPERTS - len(FAR_PLACES))
     return some + more * max(some - few, 0.0)

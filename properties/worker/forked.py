@@ -8,6 +8,7 @@ fork.
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import signal
@@ -17,6 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..isolation.outcome import CLOSED, describe_exit
+from ..isolation.stage_clock import StageClock
 from ..isolation.stages import BOARD_BYTES, Board
 from ..isolation.worker_main import Monitor
 from ..verdicts.specialising import Stages
@@ -78,7 +80,7 @@ def _followed(
     child: int, answers: int, board: Board, limits: Mapping[str, float]
 ) -> tuple[bytes, dict[str, Any]]:
     """Return what a fork has sent, and fields of an ``Outcome`` where it did not send all."""
-    answer, status = b"", None
+    answer, status, clock = b"", None, StageClock()
     while status is None or select.select([answers], [], [], 0)[0]:
         if select.select([answers], [], [], TICK_SECONDS)[0]:
             if not (read := os.read(answers, 1 << 16)):
@@ -91,8 +93,9 @@ def _followed(
             status = code
             continue
         stage, started = board.read()
-        limit = limits.get(stage)
-        if limit is not None and time.monotonic() - started / 1e9 > limit:
+        limit = limits.get(stage, math.inf)
+        waited = clock.waited(child, stage, started, limit)
+        if time.monotonic() - started / 1e9 - waited > limit:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             return b"", {"status": "hang", "kind": stage, "stage": stage, "limit": limit}

@@ -23,11 +23,13 @@ from ...impl import (
     UnsupportedError,
     find_implementation,
 )
+from ...impl.gpu.interpreted import at_each_program
 from ...impl.targets.refusal import Refusal
 from ...reference import Problem, problem_from_json
 from ..isolation.machine import waited
 from ..isolation.outcome import DEVICE_FAULT
 from ..isolation.stages import LINK
+from ..isolation.worker_main import Monitor
 from ..isolation.workers import LAST_REPLY
 from ..laws import find_law
 from ..laws.law import Law
@@ -146,6 +148,7 @@ def subject_of(payload: Mapping[str, Any], stages: Stages) -> Subject:
 def subject_of_kind(kind: type[Kind], payload: Mapping[str, Any], stages: Stages) -> Kind:
     """Return a subject of this kind."""
     target = _target(payload["device"])  # before the code under test can patch what it needs
+    at_each_program(stages.advance if isinstance(stages, Monitor) else None)
     with stages.stage("load"):
         return kind(
             _implementation(payload["implementation"], payload.get("operation")),

@@ -98,6 +98,28 @@ def do_sleep(*, monitor: Monitor, seconds: float = 600) -> dict[str, object]:  #
     return {}
 
 
+def do_work(*, monitor: Monitor, seconds: float, processor: int | None = None) -> dict[str, object]:
+    """Use a processor, which others use too, for these seconds."""
+    if processor is not None:
+        os.sched_setaffinity(0, {processor})
+    with monitor.stage("run"):
+        until = time.process_time() + seconds
+        while time.process_time() < until:
+            pass
+    return {}
+
+
+def do_steps(*, monitor: Monitor, steps: int, last: float) -> dict[str, object]:
+    """Do steps of a tenth of a second, and one that takes longer."""
+    with monitor.stage("run"):
+        for _ in range(steps):
+            monitor.advance()
+            time.sleep(0.1)
+        monitor.advance()
+        time.sleep(last)
+    return {}
+
+
 def do_pause_in_c(*, monitor: Monitor) -> dict[str, object]:  # noqa: ARG001
     # PyDLL keeps the interpreter lock: no other thread of the process runs any more.
     while True:

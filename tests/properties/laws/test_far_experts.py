@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from kernelproof.impl import Implementation, Target, implementation
-from kernelproof.properties.laws import find_law
+from kernelproof.properties.isolation import machine
+from kernelproof.properties.laws import find_law, moe_inert
 from kernelproof.properties.laws.moe_inert import MOST_SECONDS
 from kernelproof.properties.search.candidate import Candidate
 from kernelproof.properties.space.axis_values import Axes
@@ -90,3 +93,10 @@ def test_the_deadline_is_that_of_calls_larger_than_the_problem() -> None:
     assert candidate.deadlines_of(far, PROBLEM, hurried=True).run >= 10 * MOST_SECONDS
     address.device = "cuda"
     assert candidate.deadlines_of(far, PROBLEM) == candidate.deadlines.of(PROBLEM)
+
+
+def test_what_a_call_waits_for_a_processor_is_not_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "waited", time.perf_counter)  # it waits all the time
+    subject = Subject(delayed(40.0), Target.here("cpu"), Stages())
+    near = replace(PROBLEM, hidden=1024, inter=512, num_experts=3, top_k=1)
+    assert moe_inert._seconds_of_full_size(subject, near) < MOST_SECONDS
