@@ -12,9 +12,10 @@ from ..findings.ledger import Entry, holds
 from ..findings.report import LawReport, ProblemVerdict
 from ..isolation.workers import Outcome, Worker
 from ..laws import Law
+from ..verdicts.contained import OUT_OF_MEMORY
+from ..verdicts.memory_need import NO_ROOM
 from ..verdicts.verdict import Verdict
 from ..worker.requests import probe_device, verdict_of
-from ..worker.room import NO_ROOM
 from .candidate import Candidate, warm_up
 from .shrink_budget import ShrinkBudget
 
@@ -175,7 +176,7 @@ class CaseRunner:
 
     def _learn(self, problem: Problem, outcome: Outcome) -> Verdict:
         """Return the verdict, and note how long calls took; after a death, warm up a process."""
-        verdict = verdict_of(outcome, self.candidate.address.tool)
+        verdict = verdict_of(self._with_memory(problem, outcome), self.candidate.address.tool)
         self.starting_seconds += verdict.waited
         self.died = outcome.died
         if self.died:
@@ -188,6 +189,15 @@ class CaseRunner:
         if outcome.shared and self.confirms and self._accused(problem, verdict):
             return self._judged_alone(problem)
         return verdict
+
+    def _with_memory(self, problem: Problem, outcome: Outcome) -> Outcome:
+        """Judge again on a CPU what found no memory: earlier problems may have left it full."""
+        kind = (outcome.result or {}).get("kind")
+        if self.candidate.address.device != "cpu" or kind not in (NO_ROOM, OUT_OF_MEMORY):
+            return outcome
+        self.warm_up()  # the worker has a fresh process by now
+        deadlines = self.candidate.deadlines_of(self.law, problem)
+        return self._worker.run(self._request(problem), deadlines)
 
     def _accused(self, problem: Problem, verdict: Verdict) -> bool:
         return verdict.bad and self.candidate.explanation(self.law.name, verdict, problem) is None

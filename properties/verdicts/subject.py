@@ -26,6 +26,7 @@ from .asked import CALLS
 from .comparison import Result, fail, unusable
 from .contained import Stop, contained, crash, out_of_memory
 from .filled_scratch import filled_scratch
+from .memory_need import NO_ROOM, data_bytes, refusal_of
 from .operations import OPERATIONS
 from .records import tensors_of
 from .specialising import Stages, watched
@@ -166,6 +167,7 @@ class Subject:
             stage = "run" if module is None or module in self._compiled else "compile"
         CALLS.note(problem, inputs)
         before = _frames(inputs)
+        held = data_bytes() if self.target.device == "cpu" else 0
         hasten()
         launched = interpreted_launches()
         start = perf_counter()
@@ -180,7 +182,7 @@ class Subject:
             raise Stop(Verdict("REJECTED", "UnsupportedError", message_of(error))) from error
         except BaseException as error:
             with self._stages.stage("run"):  # its __str__ may not return
-                verdict = crash(error)
+                verdict = self._verdict_on(error, inputs, held)
             raise Stop(verdict) from error
         finally:
             self.interpreted = self.interpreted or interpreted_launches() > launched
@@ -200,6 +202,14 @@ class Subject:
         if module is not None:
             self._compiled.add(module)
         return result
+
+    def _verdict_on(self, error: BaseException, inputs: Inputs, held: int) -> Verdict:
+        """Return the CRASH of a call; UNSUPPORTED where its worker has too little memory."""
+        if self.target.device == "cpu" and out_of_memory(error):
+            refusal = refusal_of(error, inputs, held)
+            if refusal is not None:
+                return Verdict("UNSUPPORTED", NO_ROOM, refusal)
+        return crash(error)
 
     def try_call(self, problem: Problem) -> None:
         """Call the implementation without a look at its answer, in buffers where it writes one.

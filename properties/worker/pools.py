@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ..isolation import sanitizer
 from ..isolation.workers import DEFAULT_MEMORY_LIMIT, WorkerPool
+from ..verdicts.memory_need import worker_limit
 from .tasks import HANDLER
 
 PRELOAD = ("torch", "kernelproof.properties.worker.tasks")
@@ -54,5 +55,5 @@ def open_pool(
         executable=executable,
         forks=device == "cpu",
         # CUDA reserves address space by the terabyte.
-        memory_limit=DEFAULT_MEMORY_LIMIT if device == "cpu" else None,
+        memory_limit=worker_limit(DEFAULT_MEMORY_LIMIT) if device == "cpu" else None,
     )

@@ -10,8 +10,9 @@ from dataclasses import replace
 import torch
 
 from ...impl.targets.exceptions import message_of
-from ...impl.targets.refusal import Code, Refusal
+from ...impl.targets.refusal import Refusal
 from ..verdicts.contained import OUT_OF_MEMORY, out_of_memory
+from ..verdicts.memory_need import NO_ROOM, too_small
 from ..verdicts.verdict import Verdict
 
 PAUSES = 0.5, 4.0
@@ -19,8 +20,6 @@ PAUSES = 0.5, 4.0
 KEPT_BYTES = 1 << 30
 """Free memory that torch may keep for the next problem: a dozen processes share a GPU, on which a
 law of far addresses needs 32 GiB."""
-NO_ROOM: Code = "memory"
-"""Code of the refusal of a problem for which the GPU has no room."""
 
 
 def judged_with_room(judge: Callable[[], Verdict], device: str) -> Verdict:
@@ -35,11 +34,11 @@ def judged_with_room(judge: Callable[[], Verdict], device: str) -> Verdict:
         no room each time. A call of the implementation that found none each time stays a CRASH.
     """
     if device != "cuda":
-        return judge()
+        return _attempted(judge, device)
     waited = 0.0
     for pause in PAUSES:
         with _returning_memory():
-            verdict = _attempted(judge)
+            verdict = _attempted(judge, device)
         if verdict.kind not in (NO_ROOM, OUT_OF_MEMORY):
             return replace(verdict, waited=waited)
         began = time.monotonic()
@@ -47,15 +46,18 @@ def judged_with_room(judge: Callable[[], Verdict], device: str) -> Verdict:
         time.sleep(pause)
         waited += time.monotonic() - began
     with _returning_memory():
-        return replace(_attempted(judge), waited=waited)
+        return replace(_attempted(judge, device), waited=waited)
 
 
-def _attempted(judge: Callable[[], Verdict]) -> Verdict:
+def _attempted(judge: Callable[[], Verdict], device: str) -> Verdict:
     try:
         return judge()
     except Exception as error:
         if not out_of_memory(error):
             raise
+        if device == "cpu":
+            what = message_of(error) or "an allocation of the suite failed"
+            return Verdict("UNSUPPORTED", NO_ROOM, too_small(what))
         reason = f"the GPU has no room for the problem beside what else runs: {message_of(error)}"
         return Verdict("UNSUPPORTED", NO_ROOM, Refusal(reason, NO_ROOM))
 

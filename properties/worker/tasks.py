@@ -34,8 +34,9 @@ from ..isolation.workers import LAST_REPLY
 from ..laws import find_law
 from ..laws.law import Law
 from ..verdicts.asked import CALLS, with_calls
-from ..verdicts.contained import Stop, contained, crash, out_of_memory
+from ..verdicts.contained import OUT_OF_MEMORY, Stop, contained, crash, out_of_memory
 from ..verdicts.elements import with_places
+from ..verdicts.memory_need import NO_ROOM
 from ..verdicts.specialising import Stages
 from ..verdicts.subject import LAUNCHES, Subject
 from ..verdicts.verdict import Verdict
@@ -83,6 +84,8 @@ def handle(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
         if task is judge and result.get("status") != "CRASH":
             result = _failed_later(late).to_json()
         result[LAST_REPLY] = True
+    if not on_gpu and result.get("kind") in (NO_ROOM, OUT_OF_MEMORY):
+        result[LAST_REPLY] = True  # what has filled this process may be an earlier problem's
     return result
 
 

@@ -29,9 +29,9 @@ from kernelproof.properties.space.attention_strategies import long_axes
 from kernelproof.properties.space.axes import Axes, all_axes
 from kernelproof.properties.space.drawers import Drawers
 from kernelproof.properties.space.profiles import GPU_WORK, Cost, Profile
+from kernelproof.properties.verdicts.memory_need import NO_ROOM
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.properties.worker.requests import Address, HarnessError
-from kernelproof.properties.worker.room import NO_ROOM
 from kernelproof.reference import AttentionProblem, Problem, problem_from_json
 
 HERE = Path(__file__).parents[1]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kernelproof.properties.verdicts.contained import OUT_OF_MEMORY, crash
+from kernelproof.properties.verdicts.memory_need import NO_ROOM
 from kernelproof.properties.verdicts.verdict import PASS, Verdict
 from kernelproof.properties.worker import room
 
@@ -55,7 +56,7 @@ def test_what_has_room_later_is_judged_then(
 @pytest.mark.parametrize("error", FULL, ids=str)
 def test_a_problem_without_room_is_no_error_of_the_suite(error: BaseException) -> None:
     verdict = room.judged_with_room(Law(9, error).check, "cuda")
-    assert (verdict.status, verdict.kind) == ("UNSUPPORTED", room.NO_ROOM)
+    assert (verdict.status, verdict.kind) == ("UNSUPPORTED", NO_ROOM)
     assert verdict.message.startswith("the GPU has no room for the problem beside what else runs")
 
 
@@ -67,8 +68,9 @@ def test_a_call_that_never_has_room_is_a_crash() -> None:
 def test_other_errors_and_a_cpu_are_tried_once(pauses: list[float]) -> None:
     with pytest.raises(RuntimeError, match="illegal"):
         room.judged_with_room(Law(1, RuntimeError("illegal memory access")).check, "cuda")
-    with pytest.raises(MemoryError):
-        room.judged_with_room(Law(1, FULL[-1]).check, "cpu")
+    verdict = room.judged_with_room(Law(1, FULL[-1]).check, "cpu")
+    assert (verdict.status, verdict.kind) == ("UNSUPPORTED", NO_ROOM)
+    assert "no room for the tensors; KERNELPROOF_WORKER_GIB raises the limit" in verdict.message
     assert not pauses
 
 
