@@ -107,8 +107,14 @@ def missing_file(module: Names) -> Refusal | None:
 
 def says(module: Names, word: str) -> bool:
     """Whether a name stands in an engine's file: releases differ in what their kernels take."""
+    file = source_of(module)
+    return file is not None and word in _words(file)
+
+
+def source_of(module: Names) -> Path | None:
+    """Return an engine's file; None if it is not there."""
     found = _found(module)
-    return not isinstance(found, Refusal) and word in _words(_place(*found).with_suffix(".py"))
+    return None if isinstance(found, Refusal) else _place(*found).with_suffix(".py")
 
 
 def known(function: Callable[..., Any], **arguments: object) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.target import Target, UnsupportedError
 from . import vllm_masks as masks
 from .claims import by_slots, refused_attention, wrong_here
+from .launch import why_not
 from .sources import implementation, load, says, unavailable
 from .vllm_stubs import KVQuantMode, stubs
 
@@ -34,6 +35,10 @@ ARITHMETIC = Arithmetic(
     row_scales="products",
 )  # fmt: skip
 """``tl.dot`` takes TF32 of float32 on a GPU; a soft cap is 1 - 2 / (exp(2 x) + 1)."""
+SCRATCH = ("output", "max", "expsum")
+"""What the 3D kernel keeps of each segment of keys: the arguments ``softmax_segm_...``."""
+ANY_REQUESTS = 2**30
+"""Number of requests up to which the 3D kernel is asked for: more than any batch has."""
 LARGE_HEAD = 256
 """Channels for which SM100 has larger tiles where requests have several queries."""
 BY_TOKEN = {
@@ -80,15 +85,54 @@ def _supports(problem: AttentionProblem, target: Target) -> bool | str:
 
 
 def _supports_3d(problem: AttentionProblem, target: Target) -> bool | str:
-    if not says(FILE, "seq_threshold_3D") and says(FILE, "unified_attention"):
+    wrong = _supports(problem, target)
+    if wrong is not True:
+        return wrong
+    return _takes_2d(problem, max(problem.query_lens, default=0), target) or True
+
+
+def _takes_2d(problem: AttentionProblem, queries: int, target: Target) -> str:
+    """Return why this release takes its 2D kernel though it has scratch; empty if it does not.
+
+    Args:
+        problem: of the call.
+        queries: most query tokens of a request, as the host says.
+        target: machine.
+    """
+    why = why_not(FILE, "unified_attention", "use_3d", "seq_threshold_3D", {
+        **scratch_is_given(problem),
+        "max_seqlen_q": queries,
+        "use_causal": problem.causal or problem.causal_by_request,
+        "use_per_seq_causal": problem.causal_by_request,
+        "use_mm_prefix": bool(problem.spans),
+        "head_size": problem.head_dim_qk,
+        "num_queries_per_kv": problem.group_size,
+        "is_device_capability_family": lambda family: (target.sm or 0) // 10 == family // 10,
+    })  # fmt: skip
+    return why_2d(why)
+
+
+def why_2d(why: str | None) -> str:
+    """Return in words what ``why_not`` found; empty where the 3D kernel is taken."""
+    if why == "":
         return "this release chooses between its 2D and 3D kernels by itself"
-    most = _most_queries_3d()
-    several = max(problem.query_lens, default=0) > 1
-    if several and problem.spans:
-        return "the 3D kernel takes ranges that see both ways with one query a request"
-    if max(problem.query_lens, default=0) > most or (most > 1 and not _all_causal(problem)):
-        return f"the 3D kernel takes requests of up to {most} queries, several under a causal mask"
-    return _supports(problem, target)
+    return f"this release takes its 2D kernel: {why}" if why else ""
+
+
+def scratch_is_given(problem: AttentionProblem) -> dict[str, Any]:
+    """Return what ``why_not`` is to know of a call with scratch for each token."""
+    tokens = sum(problem.query_lens)
+    names = ("num_par_softmax_segments", *(f"softmax_segm_{each}" for each in SCRATCH))
+    return {
+        **dict.fromkeys(names, True),
+        "softmax_segm_output.shape[0]": tokens,
+        "q.shape[0]": tokens,
+        "seq_threshold_3D": ANY_REQUESTS,
+        "num_seqs": len(problem.query_lens),
+        "is_batch_invariant": False,
+        "BLOCK_Q": 1,
+        "cdiv": lambda one, other: -(-one // other),
+    }
 
 
 def _by_descriptors(
@@ -120,11 +164,6 @@ def _in_fp8(problem: AttentionProblem) -> str:
 
 def _all_causal(problem: AttentionProblem) -> bool:
     return problem.causal and not problem.causal_by_request
-
-
-def _most_queries_3d() -> int:
-    """Return the most queries of a request for which vLLM takes its 3D kernel."""
-    return 8 if says(FILE, "MAX_3D_QUERY_LEN") else 1
 
 
 def _compile_key(problem: AttentionProblem) -> Hashable:
@@ -200,11 +239,11 @@ def _attend_3d(
         f"softmax_segm_{name}": torch.full(
             (*shape, *last), torch.nan, dtype=torch.float32, device=inputs.q.device
         )
-        for name, last in (("output", (padded,)), ("max", ()), ("expsum", ()))
+        for name, last in zip(SCRATCH, ((padded,), (), ()), strict=True)
     }
     # A bound that is larger than the truth must not choose the other kernel.
-    inputs = replace(inputs, q_len_bound=min(inputs.max_q_len, _most_queries_3d()))
-    more |= {"seq_threshold_3D": 2**30, "num_par_softmax_segments": segments, **scratch}
+    inputs = replace(inputs, q_len_bound=0)
+    more |= {"seq_threshold_3D": ANY_REQUESTS, "num_par_softmax_segments": segments, **scratch}
     result = _attend(inputs, **more)
     if tokens and scratch["softmax_segm_max"].isnan().all():
         message = "vLLM took its 2D kernel for this call"

@@ -14,14 +14,21 @@ from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.refusal import Refusal
 from ..targets.target import Target
 from .claims import by_slots, wrong_here
+from .launch import why_not
 from .sources import implementation, known, load, unavailable
-from .vllm_attention import COLUMNS, INTERPRETED_SEGMENTS, SEGMENTS, TILE
+from .vllm_attention import (
+    ANY_REQUESTS,
+    COLUMNS,
+    INTERPRETED_SEGMENTS,
+    SEGMENTS,
+    TILE,
+    scratch_is_given,
+    why_2d,
+)
 from .vllm_stubs import stubs
 
 FILE = "vllm.v1.attention.ops.triton_unified_attention_diffkv"
 DECODE_TILE = 16
-MOST_QUERIES_3D = 16
-"""Queries of a request, verified drafts among them, for which vLLM takes the 3D kernel."""
 LEAST_CHANNELS = 16
 """Channels of a product of tensor cores."""
 
@@ -45,9 +52,15 @@ def _supports(problem: AttentionProblem, target: Target) -> Refusal | str | bool
 
 
 def _supports_3d(problem: AttentionProblem, target: Target) -> Refusal | str | bool:
-    if problem.most_queries > (1 if problem.window_left >= 0 else MOST_QUERIES_3D):
-        return f"the 3D kernel takes {MOST_QUERIES_3D} queries a request, one with a window"
-    return _supports(problem, target)
+    wrong = _supports(problem, target)
+    if wrong is not True:
+        return wrong
+    why = why_not(FILE, "unified_attention_diffkv", "use_3d", "seq_threshold_3D", {
+        **scratch_is_given(problem),
+        "max_seqlen_q": problem.most_queries,
+        "sliding_window_val": problem.window_left + 1,
+    })  # fmt: skip
+    return why_2d(why) or True
 
 
 def _compile_key(problem: AttentionProblem) -> Hashable:
@@ -92,7 +105,7 @@ def attend_3d(inputs: PagedAttentionInputs) -> tuple[torch.Tensor | None, None]:
         for name, last in shapes.items()
     }
     return _attend(
-        inputs, seq_threshold_3D=2**30, num_par_softmax_segments=segments, **scratch,
+        inputs, seq_threshold_3D=ANY_REQUESTS, num_par_softmax_segments=segments, **scratch,
     )  # fmt: skip
 
 

@@ -234,11 +234,6 @@ def test_a_window_of_one_key_more_is_found(
         ("vllm-decode-grouped", replace(DECODED, sinks=True), "no windows and no sinks"),
         ("vllm-decode-grouped", replace(LATENT, head_dim_qk=40), "channels or more"),
         ("vllm-unified-attention-diffkv", replace(DIFFERENT, causal=False), "causal only"),
-        (
-            "vllm-unified-attention-diffkv-3d",
-            replace(DIFFERENT, window_left=3),
-            "one with a window",
-        ),
         ("vllm-unified-attention-td", replace(MIXED, page_size=4), "whole tiles"),
         ("vllm-chunked-prefill-paged-decode", replace(MIXED, page_size=5), "multiples of 16"),
         ("vllm-chunked-prefill-paged-decode", replace(MIXED, query_lens=(3, 0, 5)), "neighbour"),

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,9 +39,12 @@ pytestmark = pytest.mark.skipif(ABSENT is not None, reason=str(ABSENT))
 ATTENTION = """
 import torch
 from kernelproof.reference import KVCacheFormat, build_metadata, paged_attention
+from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import KVQuantMode
 
-USE_CAUSAL = USE_PER_SEQ_CAUSAL = MAX_3D_QUERY_LEN = MAX_MM_RANGES = 8
+USE_CAUSAL = USE_PER_SEQ_CAUSAL = MAX_MM_RANGES = 8
+is_batch_invariant = False
+MAX_3D_QUERY_LEN = 8
 
 
 def unified_attention(
@@ -82,8 +86,13 @@ def unified_attention(
     if softmax_segm_max is not None:
         assert softmax_segm_output.shape == (*q.shape[:2], 4, 1 << (q.shape[2] - 1).bit_length())
         assert softmax_segm_max.shape == softmax_segm_expsum.shape == (*q.shape[:2], 4)
-        if seq_threshold_3D >= len(seqused_k):
-            softmax_segm_max.fill_(0)
+    num_seqs, head_size, num_queries_per_kv = len(seqused_k), q.shape[2], q.shape[1] // k.shape[2]
+    use_per_seq_causal = isinstance(causal, torch.Tensor)
+    use_causal = use_per_seq_causal or causal
+    use_mm_prefix = mm_prefix_range is not None
+    use_3d = CONDITION
+    if use_3d:
+        softmax_segm_max.fill_(0)
     metadata = build_metadata(lengths, seqused_k, block_table, v.shape[1])
     form = None if k_descale is None else KVCacheFormat(str(k.dtype).removeprefix("torch."))
     scales = None
@@ -101,6 +110,43 @@ def unified_attention(
     )
     out.copy_(found.out)
 """
+SINGLE = """not (
+        seq_threshold_3D is None
+        or softmax_segm_output is None
+        or max_seqlen_q > 1
+        or num_seqs > seq_threshold_3D
+        or is_batch_invariant
+    )"""
+"""The condition by which 0.32.0 takes its 3D kernel."""
+SEVERAL = SINGLE.replace(
+    "max_seqlen_q > 1",
+    """(
+            max_seqlen_q > 1
+            and (
+                max_seqlen_q > MAX_3D_QUERY_LEN
+                or not use_causal
+                or use_per_seq_causal
+                or use_mm_prefix
+                or tuned_large_head
+            )
+        )""",
+)
+"""That of 0.33.0."""
+LARGE = """(
+        head_size == 256
+        and max_seqlen_q > 1
+        and num_queries_per_kv <= 16
+        and current_platform.is_device_capability_family(100)
+    )
+    use_3d = """
+CHOSEN = ATTENTION.replace("use_3d = CONDITION", f"tuned_large_head = {LARGE}{SEVERAL}")
+BY_IF = (
+    CHOSEN.split("    use_3d = ")[0]
+    + """    if seq_threshold_3D is None or max_seqlen_q > 1:
+        launch_2d()
+"""
+)
+"""A release that assigns no flag."""
 MERGE = """
 import torch
 from kernelproof.reference import merge_states
@@ -202,7 +248,7 @@ NEW_MERGE = MERGE.format(
 OLD_MERGE = MERGE.format(strides="", strided=False, context="", passed="")
 OPS = "vllm/v1/attention/ops/triton_"
 FILES = {
-    f"{OPS}unified_attention.py": ATTENTION,
+    f"{OPS}unified_attention.py": CHOSEN,
     f"{OPS}merge_attn_states.py": NEW_MERGE,
     f"{OPS}reshape_and_cache_flash.py": APPEND,
     "vllm/model_executor/layers/fused_moe/fused_moe.py": NEW_MOE,
@@ -318,7 +364,7 @@ def test_an_older_release_is_called_by_its_own_names(
         ("vllm-unified-attention", replace(MIXED, chunk=2, spans="images"), "no model has"),
         ("vllm-unified-attention", replace(MIXED, chunk=2, sink_tokens=1), "not a chunk"),
         ("vllm-unified-attention", replace(MIXED, logits_bias="dense"), "feature logits_bias"),
-        ("vllm-unified-attention-3d", replace(SHORT, spans="images"), "with one query"),
+        ("vllm-unified-attention-3d", replace(SHORT, spans="images"), "use_mm_prefix"),
         ("vllm-unified-attention", replace(MIXED, head_dim_vo=32), "one head dim"),
         ("vllm-unified-attention", replace(MIXED, v_scale=2.0), "belong to FP8 caches"),
         (
@@ -327,12 +373,16 @@ def test_an_older_release_is_called_by_its_own_names(
             "belong to FP8 caches",
         ),
         ("vllm-unified-attention", replace(MIXED, custom_mask=True), "the feature custom_mask"),
-        ("vllm-unified-attention-3d", replace(MIXED, query_lens=(1, 9, 1)), "up to 8 queries"),
-        ("vllm-unified-attention-3d", replace(SHORT, causal=False), "up to 8 queries, several"),
+        (
+            "vllm-unified-attention-3d",
+            replace(MIXED, query_lens=(1, 9, 1)),
+            "max_seqlen_q > MAX_3D_QUERY_LEN",
+        ),
+        ("vllm-unified-attention-3d", replace(SHORT, causal=False), "not use_causal"),
         (
             "vllm-unified-attention-3d",
             replace(SHORT, causal_by_request=True),
-            "up to 8 queries, several",
+            "max_seqlen_q > 1 and use_per_seq_causal",
         ),
         ("vllm-merge-attn-states", MergeProblem(num_states=3), "merges two states"),
         ("vllm-reshape-and-cache-flash", replace(APPENDED, kv_cache="float8_e5m2"), "hold e4m3"),
@@ -345,6 +395,77 @@ def test_what_is_not_claimed(name: str, problem: Problem, said: str) -> None:
     refusal = find_implementation(name).refusal(problem, Target.here("cpu"))
     assert refusal is not None
     assert said in refusal
+
+
+ONE = replace(MIXED, query_lens=(1, 1, 1))
+EIGHT = replace(MIXED, query_lens=(1, 8, 1), seq_lens=(4, 17, 5))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "sm", "said"),
+    [
+        (SINGLE, ONE, None, ""),
+        (SINGLE, replace(ONE, causal=False), None, ""),
+        (SINGLE, SHORT, None, "max_seqlen_q > 1"),
+        (SEVERAL, replace(ONE, causal=False), None, ""),
+        (SEVERAL, replace(ONE, causal_by_request=True), None, ""),
+        (SEVERAL, replace(ONE, spans="images"), None, ""),
+        (SEVERAL, EIGHT, None, ""),
+        (SEVERAL, replace(EIGHT, head_dim_qk=256, head_dim_vo=256), 90, ""),
+        (
+            SEVERAL, replace(EIGHT, head_dim_qk=256, head_dim_vo=256), 100,
+            "max_seqlen_q > 1 and tuned_large_head",
+        ),
+        (SEVERAL.replace("_q > MAX_3D_QUERY_LEN", "_q >= 4"), EIGHT, None,
+         "max_seqlen_q > 1 and max_seqlen_q >= 4"),
+        (SEVERAL.replace("not use_causal", "window_size[0] < 8"), EIGHT, None,
+         "what unified_attention chooses by depends on more than Kernelproof reads"),
+        (BY_IF, replace(ONE, causal=False), None, ""),
+        (BY_IF, SHORT, None, "max_seqlen_q > 1"),
+    ],
+)  # fmt: skip
+def test_each_release_chooses_its_3d_kernel_by_its_own_condition(
+    vllm: Path, text: str, problem: AttentionProblem, sm: int | None, said: str
+) -> None:
+    file = CHOSEN.replace(SEVERAL, text) if text != BY_IF else BY_IF
+    (vllm / f"{OPS}unified_attention.py").write_text(file, encoding="utf-8")
+    here = replace(Target.here("cpu"), sm=sm)
+    refusal = find_implementation("vllm-unified-attention-3d").refusal(problem, here)
+    assert (refusal or "").removeprefix("this release takes its 2D kernel: ") == said
+
+
+DIFFERENT_KV = """
+MOST = 16
+
+
+def unified_attention_diffkv():
+    spec_3d = (
+        1 < max_seqlen_q <= MOST
+        and sliding_window_val == 0
+        and softmax_segm_output is not None
+        and q.shape[0] <= softmax_segm_output.shape[0]
+    )
+    use_3d = not (seq_threshold_3D is None or (max_seqlen_q > 1 and not spec_3d))
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "said"),
+    [
+        (DIFFERENT_KV, {}, ""),
+        (DIFFERENT_KV, {"window_left": 3}, "max_seqlen_q > 1 and not spec_3d"),
+        (DIFFERENT_KV.replace("16", "7"), {}, "max_seqlen_q > 1 and not spec_3d"),
+        (DIFFERENT_KV, {"window_left": 3, "query_lens": (1, 1, 1)}, ""),
+    ],
+)
+def test_the_kernel_of_different_head_dims_too(
+    vllm: Path, text: str, fields: dict[str, Any], said: str
+) -> None:
+    (vllm / f"{OPS}unified_attention_diffkv.py").write_text(text, encoding="utf-8")
+    problem = replace(EIGHT, head_dim_qk=32, head_dim_vo=16, **fields)
+    found = find_implementation("vllm-unified-attention-diffkv-3d")
+    refusal = found.refusal(problem, Target.here("cpu"))
+    assert (refusal or "").removeprefix("this release takes its 2D kernel: ") == said
 
 
 def test_what_older_releases_do_not_have(vllm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,7 +516,7 @@ def test_rows_without_a_slot_are_given_the_slot_minus_one() -> None:
 
 
 def test_a_3d_call_that_took_the_2d_kernel_is_no_pass(vllm: Path) -> None:
-    text = ATTENTION.replace("softmax_segm_max.fill_(0)", "pass")
+    text = CHOSEN.replace("softmax_segm_max.fill_(0)", "pass")
     (vllm / f"{OPS}unified_attention.py").write_text(text, encoding="utf-8")
     with pytest.raises(Stop, match="vLLM took its 2D kernel for this call"):
         judged("vllm-unified-attention-3d", SHORT)
