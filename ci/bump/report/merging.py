@@ -208,12 +208,14 @@ def _most_used(one: Finding, other: Finding) -> Mapping[str, Any] | None:
     if not told:
         return None
     first, last = told[0], told[-1]
-    more = [each for each in last["places"] if each not in first["places"]]
-    if not more:
-        return first
-    # They have read different engines.
-    places = [*first["places"], *more][:MOST_PLACES]
-    return {**first, "count": first["count"] + last["count"], "places": places}
+    joined = dict(first)
+    for count, named in (("count", "places"), ("unknown_count", "unknown")):
+        known = first.get(named, ())
+        more = [each for each in last.get(named, ()) if each not in known]
+        if more:  # they have read different engines
+            joined[named] = [*known, *more][:MOST_PLACES]
+            joined[count] = first.get(count, 0) + last.get(count, 0)
+    return joined
 
 
 def _shown(found: Finding) -> tuple[object, ...]:

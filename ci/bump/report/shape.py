@@ -81,6 +81,8 @@ class Uses(msgspec.Struct):
     status: Annotated[str, one_of(USES)]
     count: int
     places: list[Place]
+    unknown_count: int = 0
+    unknown: list[Place] = msgspec.field(default_factory=list)
 
 
 class Unread(msgspec.Struct):

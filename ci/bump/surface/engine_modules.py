@@ -16,6 +16,8 @@ Origins = frozenset[str]
 """What an expression may be: dotted names of imports, such as ``flashinfer.decode.X``; ``?.X`` for
 the attribute ``X`` of an object of which nothing is known. Other values are left out."""
 UNKNOWN = "?"
+Bound = dict[str, list[tuple[ast.AST, ast.expr | None]]]
+"""By name, what binds it and the value that it gets, or that is put into what it holds."""
 KEPT_SOURCE = 64 << 20
 """Most bytes of source that stay parsed, which takes thirty times as much memory."""
 NOTHING: Origins = frozenset()
@@ -66,6 +68,7 @@ class Module:
         stars: modules of ``from ... import *``.
         parents: of each node.
         nodes: that may name something.
+        held: what ``receivers.py`` gathers of names and attributes, once.
     """
 
     file: EngineFile
@@ -81,6 +84,7 @@ class Module:
     stars: list[tuple[str, int]] = field(default_factory=list)
     parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
     nodes: list[ast.AST] = field(default_factory=list)
+    held: tuple[Bound, Bound] | None = None
 
     @classmethod
     def parse(cls, file: EngineFile) -> Module:
@@ -251,7 +255,7 @@ class Engine:
             self._kept -= len(oldest.file.data or b"")
         return known
 
-    def _modules(self, dotted: str) -> list[EngineFile]:
+    def modules(self, dotted: str) -> list[EngineFile]:
         """Return the modules that a dotted name may be: what lies above the PATH is not known."""
         return [
             each
@@ -297,7 +301,7 @@ class Engine:
     def _followed(self, dotted: str) -> Origins:
         parts = dotted.split(".")
         for end in range(len(parts), 0, -1):
-            modules = self._modules(".".join(parts[:end]))
+            modules = self.modules(".".join(parts[:end]))
             if not modules:
                 continue
             if end == len(parts):
@@ -470,7 +474,7 @@ class Engine:
         found = [(module, each) for each in module.defined.get(node.id, ())]
         for dotted in module.imports.get(node.id, ()):
             base, _, name = dotted.rpartition(".")
-            for other in self._modules(base) if not is_flashinfer(dotted) else ():
+            for other in self.modules(base) if not is_flashinfer(dotted) else ():
                 of = self.module(other)
                 found += [(of, each) for each in of.defined.get(name, ())]
         return found

@@ -23,6 +23,7 @@ from .engine_modules import (
     place_of,
     string,
 )
+from .receivers import Classes, Receivers
 
 IMPORT, CALL, VALUE, NAME, TEXT = "import", "call", "value", "name", "text"
 COPY, NUMBER = "copy", "number"
@@ -62,6 +63,7 @@ class Mention:
         keywords: names that it passes.
         open_keywords: whether it passes ``**kwargs``.
         node, parent: of the syntax; None where there is none.
+        receivers: whose method it is, see ``receivers.py``; None where that was not asked.
     """
 
     path: str
@@ -75,6 +77,7 @@ class Mention:
     open_keywords: bool = False
     node: ast.AST | None = None
     parent: ast.AST | None = None
+    receivers: Classes | None = None
 
     @property
     def certain(self) -> bool:
@@ -119,6 +122,7 @@ class Names:
         }
         """What a name means: ``moe`` after ``from flashinfer import cutlass_fused_moe as moe``."""
         self.unread = engine.unread
+        self.receivers = Receivers(engine, self.naming)
         self._search(check)
 
     def _search(self, check: Callable[[], None]) -> None:
@@ -327,7 +331,17 @@ class _Places:
     def _expression(self, node: ast.expr) -> Iterator[Mention]:
         for origin in sorted(self.names.engine.origins(self.module, node)):
             for meant in self.names.meant(origin):
-                yield from self._of_partial(node, meant) or [self._used(node, meant)]
+                used = self._of_partial(node, meant)
+                yield from used or [self._received(node, self._used(node, meant))]
+
+    def _received(self, node: ast.expr, used: Mention) -> Mention:
+        """Add whose method is used, where that is asked of an object."""
+        if used.certain or used.name not in self.names.methods:
+            return used
+        written = string(node.args[1]) if isinstance(node, ast.Call) else None
+        method = written or (node.attr if isinstance(node, ast.Attribute) else used.name)
+        found = self.names.receivers.of(self.module, node, method)
+        return replace(used, receivers=found)
 
     def _of_partial(self, node: ast.expr, origin: str) -> list[Mention]:
         """Return the calls of a partial, if nothing but one name or method can call it."""

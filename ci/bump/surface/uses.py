@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..verdicts.findings import MAYBE_USED, UNUSED, USED, Finding
+from ..verdicts.findings import MAYBE_USED, UNKNOWN_RECEIVER, UNUSED, USED, Finding
 from .comparison import moved_positions, positional_names, renamed_parameters
 from .engine_files import FLASHINFER, EngineFile, read_engine
-from .engine_modules import Engine, string
+from .engine_modules import UNKNOWN, Engine, string
 from .engine_names import ALL, CALL, COPY, IMPORT, NAME, NUMBER, TEXT, VALUE, Mention, Names
 
 MOST_PLACES = 5
@@ -123,20 +123,20 @@ def _uses(found: Finding, names: Names, naming: set[str]) -> dict[str, Any]:
     owners = set(found.subject.split("."))
     near = {each.path for each in names.mentions if each.certain and each.name in owners}
     felt = CHANGES_FELT[found.change](found, names) if naming else []
-    places = [
-        {"file": each.path, "line": each.line, "how": each.how}
-        for each in sorted(
-            felt,
-            key=lambda each: (
-                not each.certain,
-                each.path not in near,
-                each.path not in naming,
-                each.kind != CALL,
-                each.path,
-                each.line,
-            ),
+    felt.sort(
+        key=lambda each: (
+            not each.certain,
+            each.path not in near,
+            each.path not in naming,
+            each.kind != CALL,
+            each.path,
+            each.line,
         )
-    ]
+    )
+    if _is_method(found):
+        felt = [each for each in map(partial(_of_class, found), felt) if each is not None]
+    places = [_place(each) for each in felt if not _is_unknown(each)]
+    unknown = [_place(each) for each in felt if _is_unknown(each)]
     words = _words(found) or _ordinary([found])
     pattern = re.compile(rf"\b(?:{'|'.join(map(re.escape, sorted(words)))})\b".encode())
     for module in names.unparsed:
@@ -146,8 +146,42 @@ def _uses(found: Finding, names: Names, naming: set[str]) -> dict[str, Any]:
             places.append({"file": module.file.path, "line": line, "how": "a file without syntax"})
     places += [{"file": each.path, "line": 0, "how": each.why} for each in names.unread]
     places = [each for i, each in enumerate(places) if each not in places[:i]]
-    status = USED if any(map(_certainly, felt)) else MAYBE_USED if places else UNUSED
-    return {"status": status, "count": len(places), "places": places[:MOST_PLACES]}
+    without = UNKNOWN_RECEIVER if unknown else UNUSED
+    status = USED if any(map(_certainly, felt)) else MAYBE_USED if places else without
+    return {
+        "status": status,
+        "count": len(places),
+        "places": places[:MOST_PLACES],
+        "unknown_count": len(unknown),
+        "unknown": unknown[:MOST_PLACES],
+    }
+
+
+def _place(mention: Mention) -> dict[str, Any]:
+    return {"file": mention.path, "line": mention.line, "how": mention.how}
+
+
+def _is_unknown(mention: Mention) -> bool:
+    return mention.receivers == frozenset([UNKNOWN])
+
+
+def _of_class(found: Finding, mention: Mention) -> Mention | None:
+    """Return a place where a method is used, if it may be of the class that a finding is about.
+
+    The receiver's class decides; ``UNKNOWN`` is its only one where nobody can say.
+    """
+    if mention.receivers is None:
+        return mention
+    owner = found.subject.split(".")[-2]
+    # Classes of FlashInfer that add to a name inherit its methods: CUDAGraph...Wrapper.
+    own = {e for e in mention.receivers if e.rpartition(".")[2].endswith(owner)}
+    if own:
+        is_one = own == mention.receivers
+        origin = f"{min(own)}.{mention.name}" if is_one else mention.origin
+        return replace(mention, receivers=frozenset(own), origin=origin)
+    return (
+        replace(mention, receivers=frozenset([UNKNOWN])) if UNKNOWN in mention.receivers else None
+    )
 
 
 def _certainly(mention: Mention) -> bool:

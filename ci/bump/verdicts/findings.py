@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -13,10 +13,11 @@ BLOCK, CONDITION, REPORT = "block", "condition", "report"
 ACTIONS = (BLOCK, CONDITION, REPORT)
 """What a finding does: forbids the bump; allows it under a rule; is reported and does nothing."""
 AREAS = ("release", "surface", "declarations", "behaviour", "speed", "liveness", "compile")
-USED, MAYBE_USED, UNUSED = "used", "may be used", "not used"
-USES = (USED, MAYBE_USED, UNUSED)
+USED, MAYBE_USED, UNKNOWN_RECEIVER, UNUSED = "used", "may be used", "receiver unknown", "not used"
+USES = (USED, MAYBE_USED, UNKNOWN_RECEIVER, UNUSED)
 """What an engine's source says of a change. It may be used where that cannot be ruled out: by a
-name that is computed, a string, or an object of which nothing is known."""
+name that is computed, or a string. The receiver is unknown where all that is seen are calls of a
+method of that name, on objects whose class the source does not say."""
 Chip = int | str
 """Compute capability times ten, or ``"cpu"``."""
 
@@ -122,7 +123,8 @@ class Finding:
         action: see ``ACTIONS``; what the policy made of it.
         accepted: why the policy accepts it, where it does.
         uses: ``status``, one of ``USES``, ``count`` of places and the first of them, ``places``:
-            ``file``, ``line``, ``how``; None where no engine's source was asked.
+            ``file``, ``line``, ``how``; ``unknown_count`` and ``unknown`` alike, for calls on
+            objects of unknown class; None where no engine's source was asked.
     """
 
     id: str
@@ -149,6 +151,11 @@ class Finding:
     def unused(self) -> bool:
         """Whether an engine's source was asked, and does not use what changed."""
         return self.uses is not None and self.uses["status"] == UNUSED
+
+    @property
+    def doubted(self) -> bool:
+        """Whether an engine's source has no more of it than calls on objects of unknown class."""
+        return self.uses is not None and self.uses["status"] == UNKNOWN_RECEIVER
 
     @property
     def area(self) -> str:
@@ -183,10 +190,20 @@ def uses_in_words(uses: Mapping[str, Any] | None, most: int | None = None) -> st
     """
     if uses is None:
         return ""
-    places = [f"{each['file']}:{each['line']} ({each['how']})" for each in uses["places"][:most]]
-    more = uses["count"] - len(places)
-    told = "; ".join([*places, *([f"{more} more"] if more > 0 else [])])
-    return f"{uses['status']}: {told}" if told else str(uses["status"])
+    told = _places_in_words(uses["places"], uses["count"], most)
+    unknown = _places_in_words(uses.get("unknown", ()), uses.get("unknown_count", 0), most)
+    status = str(uses["status"])
+    if status == UNKNOWN_RECEIVER:
+        return f"{status}: {unknown}"
+    parts = [f"{status}: {told}" if told else status]
+    parts += [f"{UNKNOWN_RECEIVER}, and not counted: {unknown}"] if unknown else []
+    return ". ".join(parts)
+
+
+def _places_in_words(places: Sequence[Mapping[str, Any]], count: int, most: int | None) -> str:
+    named = [f"{each['file']}:{each['line']} ({each['how']})" for each in places[:most]]
+    more = count - len(named)
+    return "; ".join([*named, *([f"{more} more"] if more > 0 else [])])
 
 
 def engines_in_words(report: Mapping[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ import msgspec
 
 from ....impl.targets.data_files import read_toml
 from ....impl.targets.schemas import Table, Text, converted, one_of, parse_chips
-from .findings import ACTIONS, CHANGES, CONDITION, REPORT, Chip, Finding
+from .findings import ACTIONS, BLOCK, CHANGES, CONDITION, REPORT, Chip, Finding
 
 
 class PolicyError(ValueError):
@@ -66,6 +66,8 @@ class Policy:
         """Return a finding with its action, and the reason where it is accepted."""
         action = self.actions.get(found.change, CHANGES[found.change].action)
         reason = next((each.reason for each in self.accepted if each.covers(found)), "")
+        if found.doubted and action == BLOCK:
+            action = CONDITION
         nothing = bool(reason) or found.unused
         return replace(found, action=REPORT if nothing else action, accepted=reason)
 
@@ -101,7 +103,8 @@ DEFAULT = Policy()
 RULES = (
     "A finding's action is its change's, unless the policy names another or accepts the finding;",
     "one that it accepts on some chips counts on the others;",
-    "one that the engine's source (`--uses`) does not use is only reported.",
+    "one that the engine's source (`--uses`) does not use is only reported, and one of which it",
+    "has only calls on objects of unknown class sets a condition and does not block.",
     "A chip's verdict is `do not bump` where a finding that blocks holds on it,",
     "`bump with conditions` where one with a condition does, and `bump` otherwise.",
     "The verdict is that of the chips where they agree, and `bump with conditions` where they do",

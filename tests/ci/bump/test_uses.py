@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,21 @@ from kernelproof.ci.bump.report.page import to_page
 from kernelproof.ci.bump.sides.ending import EndedError, Ending
 from kernelproof.ci.bump.surface import engine_files, engine_modules
 from kernelproof.ci.bump.surface.uses import Source, with_uses
-from kernelproof.ci.bump.verdicts.findings import BLOCK, REPORT, Finding, finding
+from kernelproof.ci.bump.verdicts.findings import (
+    BLOCK,
+    CONDITION,
+    REPORT,
+    Finding,
+    finding,
+    uses_in_words,
+)
 from kernelproof.ci.bump.verdicts.policy import DEFAULT
 from kernelproof.ci.bump.verdicts.verdict import RAN, decide
 from kernelproof.ci.cli import main
 from kernelproof.ci.console.errors import UsageRefusedError
 from kernelproof.impl.targets.data_files import read_bytes
 
-USED, MAYBE, NOT = "used", "may be used", "not used"
+USED, MAYBE, UNKNOWN, NOT = "used", "may be used", "receiver unknown", "not used"
 MOE = "from flashinfer.fused_moe import moe\n"
 OWN = "\n    def plan(self, *a): ...\n    def f(self):\n        self.plan(1, 2, 3)"
 HELD = "\n    def __init__(self, plan, w):\n        self.plan = {}\n        f(self.plan)"
@@ -38,6 +46,23 @@ def changed(change: str, subject: str, old: str, new: str, detail: str = "") -> 
     sides: dict[str, Any] = {"baseline": {"signature": old}, "candidate": {"signature": new}}
     return finding(change, subject, f"{subject} changed", detail=detail, **sides)
 
+
+WRAPPERS = "from flashinfer.decode import Wrapper\nfrom flashinfer.prefill import Other\n"
+HOLDS = """class A:
+    def __init__(self, x=None):
+        self.w = None
+        self.w = {}
+    def f(self):
+        self.w.plan(1, 2, 3)"""
+MANY = """class A:
+    def __init__(self):
+        self.ws = []
+        for i in range(3):
+            self.ws.append({}(i))
+    def f(self):
+        for i, w in enumerate(self.ws):
+            w.plan(1, 2, 3)
+        self.ws[0].plan(1, 2, 3)"""
 
 FINDINGS = {
     "gone": finding("callable-removed", "decode.OldWrapper", "it is gone"),
@@ -151,14 +176,14 @@ def uses_of(folder: Path, what: str, files: dict[str, str]) -> dict[str, Any]:
         ("refused", MOE + "moe(1, 2)", NOT),
         ("refused", MOE + "moe(1, 2, 3)", USED),
         # A method is called on an object of which nothing is known.
-        ("method", "import flashinfer\nw.plan(1, 2, 3)", MAYBE),
+        ("method", "import flashinfer\nw.plan(1, 2, 3)", UNKNOWN),
         ("method", "import flashinfer\nw.plan(1, 2)", NOT),
         ("method", "import flashinfer\nw.run(1, 2, 3)", NOT),
         ("method", "import flashinfer, trip\ntrip.plan(1, 2, 3)", NOT),
         ("method", "import flashinfer\nmode = 'plan'", NOT),
-        ("method", "import flashinfer\ngetattr(w, 'plan')(1, 2, 3)", MAYBE),
+        ("method", "import flashinfer\ngetattr(w, 'plan')(1, 2, 3)", UNKNOWN),
         ("method", "import flashinfer\nmethodcaller('plan', 1, 2, 3)(w)", MAYBE),
-        ("method", "import flashinfer\nw.plan(*values)", MAYBE),
+        ("method", "import flashinfer\nw.plan(*values)", UNKNOWN),
         ("method", "w.plan(1, 2, 3)", NOT),  # FlashInfer is named nowhere
         (
             "method",
@@ -168,11 +193,52 @@ def uses_of(folder: Path, what: str, files: dict[str, str]) -> dict[str, Any]:
         (
             "method",
             "from flashinfer import Wrapper\nclass A(Wrapper):" + OWN,
-            MAYBE,
+            NOT,
         ),
         ("init", "from flashinfer import Wrapper\nWrapper(1)", NOT),
         ("init", "from flashinfer import Wrapper\nWrapper(1, 2)", USED),
         ("init", "from flashinfer import Wrapper\nclass A(Wrapper): ...", MAYBE),
+        # The class of the receiver decides.
+        ("method", WRAPPERS + "Wrapper(1).plan(1, 2, 3)", USED),
+        ("method", WRAPPERS + "Wrapper(1).plan(1, 2)", NOT),
+        ("method", WRAPPERS + "Wrapper(1).plan(*x)", MAYBE),
+        ("method", WRAPPERS + "Other(1).plan(1, 2, 3)", NOT),
+        ("method", WRAPPERS + "def f():\n    w = Wrapper()\n    w.plan(1, 2, 3)", USED),
+        ("method", WRAPPERS + "def f():\n    w = Other()\n    w.begin_forward(1, 2, 3)", NOT),
+        ("method", WRAPPERS + "def f():\n    w = Wrapper() if x else Other()\n    w.plan(1, 2, 3)",
+         MAYBE),
+        ("method", WRAPPERS + "def f(x):\n    if x:\n        w = Other()\n        w.plan(1, 2, 3)\n"
+         "    else:\n        w = Wrapper()\n        w.plan(1, 2)", NOT),
+        ("method", WRAPPERS + "def f(x):\n    w = Other()\n    for _ in x:\n"
+         "        w.plan(1, 2, 3)\n        w = Wrapper()", MAYBE),
+        ("method", WRAPPERS + "def f(w: Wrapper):\n    w.plan(1, 2, 3)", USED),
+        ("method", WRAPPERS + "def f(w: 'Other | None'):\n    w.plan(1, 2, 3)", NOT),
+        ("method", WRAPPERS + "def f(w: Any):\n    w.plan(1, 2, 3)", UNKNOWN),
+        ("method", WRAPPERS + "def f(ws: dict[int, list[Other]]):\n    for w in ws[0]:\n"
+         "        w.plan(1, 2, 3)", NOT),
+        ("method", WRAPPERS + HOLDS.format("Other()"), NOT),
+        ("method", WRAPPERS + HOLDS.format("Wrapper()"), USED),
+        ("method", WRAPPERS + HOLDS.format("x"), UNKNOWN),
+        ("method", WRAPPERS + HOLDS.format("x") + "\nA(Other())", NOT),
+        ("method", WRAPPERS + HOLDS.format("x") + "\nA(Wrapper())", USED),
+        ("method", WRAPPERS + HOLDS.format("make()") + "\ndef make():\n    return Other()", NOT),
+        ("method", WRAPPERS + HOLDS.format("make()") + "\ndef make() -> Wrapper: ...", USED),
+        ("method", WRAPPERS + MANY.format("Other"), NOT),
+        ("method", WRAPPERS + MANY.format("Wrapper"), USED),
+        ("method", WRAPPERS + "d = {0: Other()}\nd[0].plan(1, 2, 3)\nd.get(1).plan(1, 2, 3)", NOT),
+        ("method", WRAPPERS + "d = {}\nd[0] = Wrapper()\nd[0].plan(1, 2, 3)", USED),
+        ("method", WRAPPERS + "d = {}\nd[0] = Other()\nfor w in d.values(): w.plan(1, 2, 3)", NOT),
+        ("method", WRAPPERS + "class B(Other): ...\nB().plan(1, 2, 3)", NOT),
+        ("method", WRAPPERS + "class B(Wrapper): ...\nB().plan(1, 2, 3)", USED),
+        ("method", WRAPPERS + "from nowhere import B\nB().plan(1, 2, 3)", NOT),
+        ("method", WRAPPERS + "from nowhere import b\nb().plan(1, 2, 3)", UNKNOWN),
+        ("method", WRAPPERS + "import torch\ntorch.x().plan(1, 2, 3)", NOT),
+        ("method", WRAPPERS + "class Own:\n    def plan(self, *a): ...\nOwn().plan(1, 2, 3)", NOT),
+        ("method", WRAPPERS + "class C:\n    w: Other\ndef f(c: C):\n    c.w.plan(1, 2, 3)", NOT),
+        ("method", WRAPPERS + "def f(w):\n    w.plan(1, 2, 3)\nf(Other())", NOT),
+        ("method", WRAPPERS + "def f(w):\n    w.plan(1, 2, 3)\nf(Wrapper())\nf(Other())", MAYBE),
+        ("method", WRAPPERS + "def f(w):\n    w.plan(1, 2, 3)\nf(Other())\ng(f)", UNKNOWN),
+        ("method", WRAPPERS + "def f(w=None):\n    w.plan(1, 2, 3)\nf(**x)", UNKNOWN),
         # A name is read in the scope that binds it.
         ("moved", MOE + "def f(moe):\n    moe(1, 2, 3)\nmoe(1, 2)", NOT),
         ("moved", MOE + "[moe(1, 2, 3) for moe in own]\nmoe(1, 2)", NOT),
@@ -187,15 +253,16 @@ def uses_of(folder: Path, what: str, files: dict[str, str]) -> dict[str, Any]:
         ("moved", MOE + "def f(x):\n    [y := moe for _ in x]\n    y(1, 2, 3)", USED),
         ("moved", MOE + "def f(x):\n    match x:\n        case moe: moe(1, 2, 3)", USED),
         ("method", "import flashinfer\ndef f(ps):\n    for plan in ps: h(plan)\n" + BARE, NOT),
-        ("method", "import flashinfer\ndef f(w):\n    plan = w.plan\n    plan(1, 2, 3)", MAYBE),
+        ("method", "import flashinfer\ndef f(w):\n    plan = w.plan\n    plan(1, 2, 3)", UNKNOWN),
         # What a class assigns to its attribute is no method of what it does not inherit.
         ("method", "import flashinfer\nclass A:" + HELD.format("plan"), NOT),
-        ("method", "import flashinfer\nclass A:" + HELD.format("w.plan"), MAYBE),
+        ("method", "import flashinfer\nclass A:" + HELD.format("w.plan"), UNKNOWN),
         ("method", "from flashinfer import Wrapper\nclass B(Wrapper): ...\nclass A(B):"
          + HELD.format("plan"), MAYBE),
-        ("method", "import flashinfer\nfrom .x import B\nclass A(B):" + HELD.format("plan"), MAYBE),
+        ("method", "import flashinfer\nfrom .x import B\nclass A(B):" + HELD.format("plan"),
+         UNKNOWN),
         # FlashInfer's second name of a method.
-        ("method", "import flashinfer\nw.begin_forward(1, 2, 3)", MAYBE),
+        ("method", "import flashinfer\nw.begin_forward(1, 2, 3)", UNKNOWN),
         ("method", "import flashinfer\nw.begin_forward(1, 2)", NOT),
         # Functions that return it, to callers that are all seen.
         ("moved", PAIR + "moe, _ = get()\nmoe(1, 2)", NOT),
@@ -324,6 +391,24 @@ def test_names_are_followed_through_the_engine(
     places = [f"{each['file']}:{each['line']}" for each in found["places"]]
     assert found["status"] == status
     assert not place or places[0].endswith(f"/{place}")
+
+
+def test_calls_on_objects_of_unknown_class_are_listed_apart_and_do_not_block(
+    tmp_path: Path,
+) -> None:
+    found = uses_of(tmp_path, "method", {
+        "a.py": WRAPPERS + "def f(w):\n    w.plan(1, 2, 3)",
+        "b.py": WRAPPERS + "Other().plan(1, 2, 3)",
+    })  # fmt: skip
+    assert (found["count"], found["unknown_count"]) == (0, 1)
+    assert [(Path(e["file"]).name, e["line"]) for e in found["unknown"]] == [("a.py", 4)]
+    asked = DEFAULT.apply(replace(FINDINGS["method"], uses=found))
+    assert asked.action == CONDITION
+    assert "receiver unknown: " in uses_in_words(found)
+    both = uses_of(tmp_path, "method", {"c.py": WRAPPERS + "Wrapper().plan(1, 2, 3)"})
+    assert (both["status"], both["count"], both["unknown_count"]) == (USED, 1, 1)
+    assert DEFAULT.apply(replace(FINDINGS["method"], uses=both)).action == BLOCK
+    assert "receiver unknown, and not counted: " in uses_in_words(both)
 
 
 def test_places_are_those_beyond_doubt_first_and_five(tmp_path: Path) -> None:
