@@ -26,6 +26,8 @@ NOTE = (
     "own arithmetic were not judged"
 )
 """The caveats in one line."""
+CLAIM = f"is interpreted: {NOTE}"
+"""What a comparison says of an implementation whose kernels the interpreter ran."""
 
 
 class _Launches:

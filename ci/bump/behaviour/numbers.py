@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ....impl.gpu.interpreted import NOTE
+from ....impl.gpu.interpreted import CLAIM
 from ....properties.verdicts.text import count_of
 from ..sides.releases import BASELINE, CANDIDATE, SIDES
 from .comparison import Compared, Tried
@@ -27,7 +27,7 @@ def implementation_json(found: Compared) -> dict[str, Any]:
         "runs": list(found.runs),
         "reasons": {**found.reasons, **found.errors},
         "judged": sum(_any_judged(each) for each in found.tried),
-        "claims": [*found.claims, *([f"is interpreted: {NOTE}"] if _interpreted(found) else [])],
+        "claims": [*found.claims, *([CLAIM] if _interpreted(found) else [])],
         "laws": [_law_json(law, members, found) for law, members in by_law.items()],
         "ratios": {side: _ratios(found, side) for side in found.runs},
         "bits": {

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from ....impl.gpu.interpreted import CLAIM, NOTE
 from ....impl.targets.backends import FLASHINFER
 from ....properties.verdicts.text import count_of, one_line
 from ...reports.display import command, line, style_of
@@ -248,6 +249,10 @@ def _machine(out: Console, machine: Mapping[str, Any], *, verbose: bool) -> None
         f"{machine['profile']}{stored_first(machine)}; soaked {len(soak['soaked'])} with "
         f"{soak['launches']} launches a problem: {count_of(len(soak['hangs']), 'hang')}",
     )
+    interpreted = [name for name, claim in claims_of(machine) if claim == CLAIM]
+    if interpreted:
+        of = ", ".join(interpreted) if verbose else count_of(len(interpreted), "implementation")
+        _line(out, "interpreted", f"{of}: {NOTE}")
     for each in machine["timings"].get("speed", ()) if verbose else ():
         for one in each["measurements"]:
             _line(

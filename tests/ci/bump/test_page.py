@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import io
 import re
 from collections import Counter
 from html.parser import HTMLParser
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from rich.console import Console
 
-from kernelproof.ci.bump.report.display import alike
+from kernelproof.ci.bump.report.display import alike, print_report
 from kernelproof.ci.bump.report.markdown import to_markdown
 from kernelproof.ci.bump.report.page import to_page
 from kernelproof.ci.bump.report.page_findings import anchors, groups, link
@@ -23,6 +25,7 @@ from kernelproof.ci.bump.report.page_sides import differing, parameters
 from kernelproof.ci.bump.verdicts.findings import finding
 from kernelproof.ci.cli import main
 from kernelproof.ci.console.rendering import cut, number, seconds
+from kernelproof.impl.gpu.interpreted import CLAIM, NOTE
 from kernelproof.properties.findings.files import dumps
 from kernelproof.properties.verdicts.comparison import bitwise, within
 
@@ -356,3 +359,21 @@ def test_claims_of_what_was_judged_are_told(report: Callable[..., dict[str, Any]
     assert f"`{first['name']}` declares something" in to_markdown(made)
     first["judged"] = 0
     assert "declares something" not in to_page(made) + to_markdown(made)
+
+
+def test_the_screen_says_what_was_interpreted(report: Callable[..., dict[str, Any]]) -> None:
+    made = report()
+    machine = next(each for each in made["machines"] if each["implementations"])
+    first = machine["implementations"][0]
+    first |= {"claims": [], "judged": 3}
+    for claims, verbose, said in (
+        ([], False, ""),
+        ([CLAIM], False, f"interpreted: 1 implementation: {NOTE}"),
+        ([CLAIM], True, f"interpreted: {first['name']}: {NOTE}"),
+    ):
+        first["claims"] = claims
+        out = Console(file=io.StringIO(), width=1000)
+        print_report(out, made, verbose=verbose)
+        told = " ".join(out.file.getvalue().split())  # type: ignore[attr-defined]
+        assert said in told
+        assert ("interpreted" in told) == bool(claims)
