@@ -86,7 +86,9 @@ def module_key(problem: AttentionProblem) -> Hashable:
 
 def xqa_module_key(problem: AttentionProblem) -> Hashable:
     """Return what XQA builds a module for: pages, group sizes and query tokens, too."""
-    return module_key(problem), problem.page_size, problem.group_size, problem.most_queries
+    # Its kernels read a mask wherever there are several query tokens, of a tree or causal.
+    key = module_key(replace(problem, tree=0))
+    return key, problem.page_size, problem.group_size, problem.most_queries
 
 
 MERGED_ABOVE = 4 * 65

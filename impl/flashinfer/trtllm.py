@@ -261,10 +261,14 @@ def xqa_ragged(inputs: PagedAttentionInputs) -> Result:
     _gated_in_fp8,
     backend="",
     arithmetic=replace(XQA.arithmetic, fp8_products="fixed_point"),
-    features=("fp8_kv", "fp8_q", "host_bounds"),
+    features=("tree", "fp8_kv", "fp8_q", "host_bounds"),
 )
 def xqa_decode_fp8(inputs: PagedAttentionInputs) -> Result:
-    """Decode by XQA's FP8 kernel of SM90, with 16-bit queries that FP8 holds; no LSE."""
+    """Decode by XQA from an FP8 cache on SM90, with 16-bit queries that FP8 holds; no LSE.
+
+    Most calls of several query tokens take the generic kernel, which multiplies in 16 bits, from
+    0.6.16 on; the bound of products in FP8 holds for it too.
+    """
     # Its own rounding of them to FP8 then changes nothing: the oracle is given the same numbers.
     return _decode(replace(inputs, q=inputs.q.to(inputs.out_dtype)), "xqa")
 

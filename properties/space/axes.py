@@ -59,6 +59,10 @@ most of them: a question takes up to half a millisecond."""
 OPTIONAL = ("head_dims", "caches", "quantisation", *ROUTE_RULES)
 """Axes with values that some kernels do not name the feature of, whatever the others are."""
 
+WITH_OTHERS = {"caches": ("head_dims",), "tree": ("verify", "group_size")}
+"""Axes whose values some kernels take beside a few values of others only: nvfp4 caches at few head
+dims, draft trees from a number of query rows on."""
+
 
 def all_axes(operation: str) -> dict[str, tuple[Any, ...]]:
     """Return every value of every axis of an operation's problems."""
@@ -133,7 +137,7 @@ def narrow(
             supported[name].add(axes[name].index(value))
         else:
             refused.setdefault(f"{name}={value}", reason)
-    _add_caches_of_other_dims(operation, axes, bases[0], supported, probe)
+    _add_with_others(operation, axes, bases[0], supported, probe)
     values = {
         name: tuple(value for i, value in enumerate(axes[name]) if i in supported[name])
         for name in axes
@@ -313,22 +317,31 @@ def _with_each_group(
         yield from ({**start, "group_size": group} for start in alone)
 
 
-def _add_caches_of_other_dims(
+def _add_with_others(
     operation: str,
     axes: Mapping[str, tuple[Any, ...]],
     base: Mapping[str, Any],
     supported: Mapping[str, set[int]],
     probe: Probe,
 ) -> None:
-    """Ask again about refused caches, with each other head dim: few kernels have nvfp4 at 64."""
-    dims = [axes["head_dims"][i] for i in sorted(supported.get("head_dims", ()))]
-    left = [i for i in range(len(axes.get("caches", ()))) if i not in supported["caches"]]
-    asked = [(i, {**base, "caches": axes["caches"][i], "head_dims": dim})
-             for i in left for dim in dims]  # fmt: skip
-    replies = probe([example(operation, chosen) for _, chosen in asked])
-    for (i, _), reason in zip(asked, replies, strict=True):
-        if reason is None:
-            supported["caches"].add(i)
+    """Ask again about values that were all refused, or caches, beside values of other axes."""
+    for name, others in WITH_OTHERS.items():
+        values = axes.get(name, ())
+        left = [i for i in range(len(values)) if i not in supported[name]]
+        # Where one is taken, others are refused for what they are; caches differ in their needs.
+        if not left or (name != "caches" and max(supported[name], default=0) > 0):
+            continue
+        first = probe([example(operation, {**base, name: values[i]}) for i in left])
+        left = [
+            i for i, said in zip(left, first, strict=True) if not said or said.code != "feature"
+        ]
+        beside = [[axes[other][i] for i in sorted(supported.get(other, ()))] for other in others]
+        chosen = [dict(zip(others, each, strict=True)) for each in itertools.product(*beside)]
+        asked = [(i, {**base, name: values[i], **each}) for i in left for each in chosen]
+        replies = probe([example(operation, each) for _, each in asked])
+        supported[name].update(
+            i for (i, _), reason in zip(asked, replies, strict=True) if reason is None
+        )
 
 
 def _spread(bases: Sequence[dict[str, Any]], free: Sequence[str]) -> list[dict[str, Any]]:
