@@ -52,6 +52,8 @@ class _Wish:
 class ModulePlan:
     """Chooses modules for the implementations of a run, one each before any has its second.
 
+    Seconds of several query tokens, where the first has one, come before others.
+
     A module that exists, or that another implementation has chosen, costs nothing: it comes before
     others that cover as much. How many are built follows the time all the same as if none existed,
     but for each implementation's first: after a run that built its share, another builds nothing.
@@ -140,7 +142,8 @@ class ModulePlan:
         # By name: the order in which surveys end is the machine's.
         wishes = sorted(wishes, key=lambda each: (each.minutes, each.report.name))
         while left := [each for each in wishes if each.open]:
-            for each in left:
+            # A decode of several query tokens comes before what merely differs in more pairs.
+            for each in sorted(left, key=lambda each: not each.selection.lacks_several_tokens):
                 self._give(each)
         for each in wishes:
             self.chosen[each.report.name] = each.chosen

@@ -30,6 +30,8 @@ WITH_ANOTHER = (
     "real",
 )  # fmt: skip
 """Axes whose values come with those of another axis, which decides."""
+WITHOUT_MASKS = ("window_left", "logits_soft_cap")
+"""Axes whose first value the first module of several query tokens has: trees have no window."""
 MOST_COMBINATIONS = 4096
 """Most combinations of groups of values that are tried; of more, an even sample."""
 GOLDEN = (5**0.5 - 1) / 2
@@ -58,7 +60,8 @@ class Module:
 class Selection:
     """The modules of one implementation, chosen one after another.
 
-    Pairs of what they differ in are covered, the simplest first.
+    Pairs of what they differ in are covered, the simplest first. Where modules differ in how many
+    query tokens a request has, the second is of several, so that a run of few modules has both.
 
     The implementation is asked at the start, and not again.
 
@@ -99,14 +102,15 @@ class Selection:
         self._names, self._most = list(groups), most
         self._stored = dict(zip(stored, keys(stored), strict=True)) if stored else {}
         self._covered: set[object] = set()
+        self._simplest = axes.simplest
         self.chosen: list[Module] = []
         self.simplest = keys([example(axes.operation, axes.simplest)])[0]
 
     def next(self, free: Free = lambda _: False, *, only_free: bool = False) -> list[Module]:
         """Return the module that covers most new pairs of values, and its companion.
 
-        Modules of stored problems come before others, and free ones before others that cover
-        something new.
+        The first of several query tokens comes before modules of stored problems, those before
+        others, and free ones before others that cover something new.
 
         Returns:
             Nothing where all pairs are covered, or there are enough modules.
@@ -114,18 +118,37 @@ class Selection:
         if len(self.chosen) >= self._most:
             return []
         wanted = set(self._stored.values())
-        best, merit = None, (False, False, 0)
+        best, merit = None, (False, False, False, 0)
+        first = {id(each) for each in self._of_several_tokens() if self.lacks_several_tokens}
         for each in self._left:
             new = len(self._pairs(each) - self._covered)
             if only_free and not free(each):
                 continue
-            if (of := (each.key in wanted, bool(new) and free(each), new)) > merit or best is None:
+            of = (id(each) in first, each.key in wanted, bool(new) and free(each), new)
+            if of > merit or best is None:
                 best, merit = each, of
         if best is None or (self.chosen and best.key not in wanted and not merit[-1]):
             return []
         beside = self._plain[id(best)] if len(self.chosen) + 1 < self._most else None
         both = [best, *([beside] if beside is not None and not only_free else [])]
         return [each for each in both if each not in self.chosen]
+
+    @property
+    def lacks_several_tokens(self) -> bool:
+        """Whether all chosen modules are of one query token, though others are not."""
+        if not self.chosen or any(map(_has_several_tokens, self.chosen)):
+            return False
+        return any(map(_has_several_tokens, self._left))
+
+    def _of_several_tokens(self) -> list[Module]:
+        """Return modules of several query tokens; without a window, if there are such."""
+        found = [each for each in self._left if _has_several_tokens(each)]
+        plain = [each for each in found if self._is_without_masks(each)]
+        return plain or found
+
+    def _is_without_masks(self, module: Module) -> bool:
+        return all(self._simplest.get(name) in module.values.get(name, (self._simplest.get(name),))
+                   for name in WITHOUT_MASKS)  # fmt: skip
 
     def take(self, modules: Sequence[Module]) -> None:
         """Choose what ``next`` has returned."""
@@ -150,6 +173,10 @@ class Selection:
 
     def _pairs(self, module: Module) -> set[object]:
         return _pairs(module, self._names)
+
+
+def _has_several_tokens(module: Module) -> bool:
+    return 0 not in module.values.get("verify", (0,))
 
 
 def _groups(axes: Axes, keys: Keys) -> dict[str, list[tuple[Any, ...]]]:

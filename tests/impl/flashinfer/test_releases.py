@@ -184,6 +184,9 @@ def came_later(name: str, problem: AttentionProblem, release: Release, chip: int
         ("xqa-decode", 90, {"v_scale": 0.5, "window_left": 0}),
         ("xqa-decode", 120, {"kv_cache": "nvfp4"}),
         ("xqa-decode-fp8", 90, FP8),
+        ("xqa-decode-fp8", 90, {**FP8, "query_lens": (4, 4), "group_size": 16, "tree": 1}),
+        ("xqa-decode-fp8", 90, {**FP8, "query_lens": (4, 4), "tree": 1}),
+        ("xqa-decode-fp8", 90, {**FP8, "query_lens": (4, 4), "window_left": 5}),
         ("mla-fa2", 90, {**LATENT, "query_lens": (5, 1)}),
         ("mla-fa2", 90, {**LATENT, "kv_cache": "float8_e4m3fn"}),
         ("mla-fa3", 90, {**LATENT, "k_scale": 2.0, "causal": False}),
@@ -253,7 +256,8 @@ def test_what_xqa_is_given(release: Release) -> None:
 def test_what_a_verify_is_given(release: Release) -> None:
     chain, ragged = replace(PLAIN, query_lens=(3, 3)), replace(PLAIN, query_lens=(5, 1))
     tree = replace(chain, tree=1)
-    for name, problem in (("xqa-decode", chain), ("xqa-decode", tree), ("trtllm-decode", chain)):
+    for name, problem in (("xqa-decode", chain), ("xqa-decode", tree), ("trtllm-decode", chain),
+                          ("xqa-decode-fp8", replace(tree, **FP8))):  # fmt: skip
         attended(release, f"flashinfer-{name}", problem)
         given = keywords_of(release, "trtllm_batch_decode_with_kv_cache")
         assert given["q_len_per_req"] == 3
@@ -372,6 +376,24 @@ def test_hopper_gives_xqa_queries_that_fp8_holds() -> None:
     assert "page_size must be" in str(refusal("xqa-decode-fp8", 90, **FP8, page_size=8))
     assert refusal("trtllm-decode-auto", 100, **half) is None
     assert refusal("trtllm-decode-auto", 107) is None
+
+
+@pytest.mark.parametrize(("version", "reads"), [("0.6.13", False), ("0.7.2.post1", True)])
+def test_the_fp8_kernel_of_sm90_reads_no_tree_of_few_rows_before_a_release(
+    version: str, *, reads: bool
+) -> None:
+    def refusal(**fields: Any) -> str | None:  # noqa: ANN401
+        target = Target(sm=90, flashinfer=version, cuda="13.0", device="cuda")
+        problem = replace(PLAIN, **{**FP8, "query_lens": (4, 4), **fields})
+        return find_implementation("flashinfer-xqa-decode-fp8").refusal(problem, target)
+
+    assert refusal(group_size=8) is None, "a chain"
+    assert refusal(group_size=9, tree=1) is None
+    assert refusal(group_size=8, tree=1, sinks=True) is None, "another kernel"
+    said = refusal(group_size=8, tree=1)
+    assert (said is None) == reads
+    assert said is None or "never reads the bits" in said
+    assert "without one" in str(refusal(group_size=9, tree=1, window_left=3))
 
 
 def test_tiles_that_end_inside_a_query_are_refused_from_a_release_on() -> None:

@@ -16,18 +16,20 @@ from kernelproof.properties.space.module_selection import Selection
 from kernelproof.reference import AttentionProblem, Problem
 
 
-def axes() -> Axes:
+def axes(*names: str) -> Axes:
     found = narrow("paged_attention", lambda problems: [None] * len(problems), 10**9)
     assert found is not None
-    return replace(found, values={name: found.values[name] for name in ("dtype", "head_dims")})
+    return replace(found, values={name: found.values[name] for name in names})
 
 
-AXES = axes()
+AXES = axes("dtype", "head_dims")
+BY_TOKENS = axes("verify", "dtype")
 
 
-def key(problem: Problem) -> str:
+def key(problem: Problem, *, tokens: bool = False) -> str:
     assert isinstance(problem, AttentionProblem)
-    return f"{problem.dtype} {problem.head_dim_qk}"
+    more = f" {problem.most_queries}" if tokens else ""
+    return f"{problem.dtype} {problem.head_dim_qk}{more}"
 
 
 def selection(
@@ -72,6 +74,18 @@ def test_each_has_one_module_before_any_has_its_second() -> None:
     wishes = {name: (selection(name), 10.0) for name in ("fa2", "fa3", "xqa")}
     found = chosen_together(ModulePlan(3, minutes=40.0), wishes)
     assert sorted(len(each.modules) for each in found.values()) == [1, 1, 2]
+
+
+def test_several_query_tokens_come_before_other_seconds() -> None:
+    decodes = Selection(
+        BY_TOKENS,
+        lambda problems: [key(each, tokens=True) for each in problems],
+        8,
+    )
+    wishes = {"fa2": (selection("fa2"), 10.0), "xqa": (decodes, 10.0)}
+    found = chosen_together(ModulePlan(2, minutes=30.0), wishes)
+    assert len(found["fa2"].modules) == 1
+    assert [each.values["verify"][0] > 0 for each in found["xqa"].modules] == [False, True]
 
 
 def test_what_exists_is_preferred_and_costs_nothing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import hypothesis
@@ -174,6 +175,31 @@ def test_only_problems_of_chosen_modules_are_drawn(name: str) -> None:
 
     look()
     assert seen == allowed
+
+
+@pytest.mark.parametrize("name", ["decode-fa2", "xqa-decode-fp8", "xqa-ragged"])
+def test_two_modules_are_of_one_query_token_and_of_several(name: str) -> None:
+    """A run that builds few modules draws ``q_len_per_req`` all the same, and draft trees."""
+    axes, keys, found = asked(f"flashinfer-{name}")
+    modules = choose(axes, keys, 2)
+    wide = replace(axes, max_work=1024 * WORK)
+    restricted = replace(wide, restrictions=tuple(module.values for module in modules))
+    drawn: set[tuple[int, bool]] = set()
+
+    @hypothesis.seed(0)
+    @hypothesis.settings(
+        max_examples=100, database=None, deadline=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @hypothesis.given(problems(restricted))
+    def look(problem: Problem) -> None:
+        assert isinstance(problem, AttentionProblem)
+        if keys([problem])[0] in {module.key for module in modules}:
+            drawn.add((problem.most_queries, problem.tree > 0))
+
+    look()
+    assert {1} < {queries for queries, _ in drawn}
+    assert any(tree for _, tree in drawn) == ("tree" in found.features)
 
 
 def test_modules_of_codes_come_with_those_of_plain_numbers() -> None:
