@@ -76,6 +76,8 @@ class Coverage:
         real_unseen: those that might have been drawn and were not.
         without_long: why no request of many thousand keys was judged; empty where one was, or the
             profile asks for none.
+        without_full: which kinds of batches that fill a GPU were not judged, and why; empty where
+            each was, or the run asks for none.
     """
 
     asked: int = 0
@@ -90,6 +92,7 @@ class Coverage:
     real: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     real_unseen: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     without_long: str = ""
+    without_full: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dictionary."""
@@ -131,7 +134,8 @@ class Coverage:
         drawn, left = (sum(map(len, each.values())) for each in (self.real, self.real_unseen))
         real = [f"{drawn:,} of {drawn + left:,} values of models"] if drawn + left else []
         long = [f"no very long request: {self.without_long}"] if self.without_long else []
-        return "; ".join([*parts, *crossed, *pairs, *real, *long])
+        full = [self.without_full] if self.without_full else []
+        return "; ".join([*parts, *crossed, *pairs, *real, *long, *full])
 
 
 def gaps_text(gaps: tuple[Gap, ...]) -> str:

@@ -133,6 +133,8 @@ class LawReport:
             they are tried again at the end of the run.
         without_long: why its one very long problem was not judged; empty where it was, or the
             profile has none.
+        without_full: which kinds of batches that fill a GPU were not judged, and why; empty where
+            each was, or the run asks for none.
         interpreted: Triton's interpreter ran kernels of it.
     """
 
@@ -154,6 +156,7 @@ class LawReport:
     lost: str = ""
     problems: dict[str, ProblemVerdict] = field(default_factory=dict)
     without_long: str = ""
+    without_full: str = ""
     interpreted: bool = False
     without_room: dict[str, Problem] = field(default_factory=dict)
 

@@ -134,6 +134,7 @@ class Reached:
             real=self._real.by_axis(self._real.seen),
             real_unseen=self._real.by_axis(self._real.known - self._real.seen),
             without_long=next((each.without_long for each in reports if each.without_long), ""),
+            without_full=next((each.without_full for each in reports if each.without_full), ""),
         )
 
 

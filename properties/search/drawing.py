@@ -116,20 +116,34 @@ class Search:
         return short, "" if short else "its calls take too long"
 
     def wide(self) -> list[Problem]:
-        """Return the law's requests of many keys with windows and masks, if it is the oracle's.
-
-        On a GPU batches that fill it are among them.
-        """
-        candidate, law, which = self._runner.candidate, self._runner.law, self._options.profile.long
-        compares = ANSWERS[candidate.axes.operation].law == law.name
-        if which == "none" or not (compares and self._options.longest and self._axes):
+        """Return the law's requests of many keys with windows and masks, if it is the oracle's."""
+        if not self._has_more:
             return []
-        most = MOST_LONGER * candidate.cost.max_work
-        space = OPERATIONS[candidate.axes.operation]
-        found = [] if given(self._axes.values) else [*space.wide(self._axes)]
-        if candidate.address.device == "cuda" and not given(self._axes.values):
-            found += space.full(self._axes)
-        return [problem for problem in found if problem.work <= most]
+        assert self._axes is not None  # noqa: S101  it has more
+        found = OPERATIONS[self._axes.operation].wide(self._axes)
+        return [problem for problem in found if problem.work <= self._most_work]
+
+    def full(self) -> dict[str, list[Problem]]:
+        """Return batches that fill a GPU, by what they are; of each kind one is to be judged."""
+        if not self._has_more or self._runner.candidate.address.device != "cuda":
+            return {}
+        assert self._axes is not None  # noqa: S101  it has more
+        return {
+            name: [problem for problem in choices if problem.work <= self._most_work]
+            for name, choices in OPERATIONS[self._axes.operation].full(self._axes).items()
+        }
+
+    @property
+    def _has_more(self) -> bool:
+        """Whether the law is the oracle's, and judges more than what is drawn."""
+        law, axes = self._runner.law, self._axes
+        if axes is None or not self._options.longest or self._options.profile.long == "none":
+            return False
+        return ANSWERS[axes.operation].law == law.name and not given(axes.values)
+
+    @property
+    def _most_work(self) -> float:
+        return MOST_LONGER * self._runner.candidate.cost.max_work
 
     def suspects(self) -> Iterator[Problem]:
         """Yield each problem that fails when it is first judged, until there were enough.

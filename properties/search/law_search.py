@@ -19,6 +19,7 @@ from ..laws import Law
 from ..space.rounds import Enough
 from ..verdicts.verdict import Verdict
 from ..worker.requests import DeviceLostError, HarnessError
+from ..worker.room import NO_ROOM
 from .candidate import Candidate, Deadly
 from .case_runner import CaseRunner
 from .confirmation import Confirmation, Failure
@@ -30,6 +31,9 @@ from .shrinking import Shrink
 PATIENCE_SECONDS, TICK_SECONDS = 60.0, 0.05
 """Most seconds that a law waits until another one has shrunk the hang that both found, and seconds
 between two checks."""
+OUT_OF_TIME = "the run's time was over"
+NOT_OFFERED = "its calls have fewer requests, or take too long"
+"""Why a kind of full batch was not judged."""
 MOST_NOTED = 2
 """Failures of a fault that a law has found after which another law ends; each costs a process."""
 
@@ -107,6 +111,8 @@ class LawSearch:
         if self._shrink is None and not self._noted:
             self._look_at_wide()
         if self._shrink is None and not self._noted:
+            self._look_at_full()
+        if self._shrink is None and not self._noted:
             self._look_at_longest()
         if self._shrink is not None and self._options.shrink:
             self._end_shrinking(self._shrink, shown=shown)
@@ -145,6 +151,29 @@ class LawSearch:
                 return
             if self._runner.verdict(problem).bad:
                 self._confirm(problem)
+
+    def _look_at_full(self) -> None:
+        """Judge a batch of each kind that fills a GPU: the first that the implementation takes."""
+        missing = {name: self._look_at_one_of(each) for name, each in self._search.full().items()}
+        self._runner.report.without_full = "; ".join(
+            f"no batch of {name}: {why}" for name, why in missing.items() if why
+        )
+
+    def _look_at_one_of(self, choices: Sequence[Problem]) -> str:
+        """Judge the first problem that is taken, and return why there is none."""
+        why = ""
+        for problem in choices:
+            if self._stopped() or self._shrink is not None:
+                return "" if self._shrink is not None else OUT_OF_TIME
+            verdict = self._runner.verdict(problem)
+            if verdict.bad:
+                self._confirm(problem)
+            if verdict.status != "UNSUPPORTED" or verdict.kind == NO_ROOM:
+                return ""  # what had no room is tried again
+            why = why or verdict.message
+        if not choices:
+            return NOT_OFFERED
+        return f"each of {len(choices)} was refused, the first because {why}"
 
     def _look_at_longest(self) -> None:
         """Judge the very long problems of the law, after all others: they cost most."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,8 +33,17 @@ OTHER_VALUES: dict[str, tuple[Any, ...]] = {
 LAST_KEY = 18
 """Seed with which the dominant key of a request is its last one: among this many keys, another one
 that is lost moves the answer by less than its bound."""
-FULL_BATCHES = ((64, 2**11), (512, 2**6))
+FULL_BATCHES = {"64 long requests": (64, 2**11), "512 short requests": (512, 2**6)}
 """Requests of batches that fill a GPU, and the most keys of each."""
+MOST_FULL_CHOICES = 128
+"""Batches of each kind that are tried before it is given up: nearly all are taken at first."""
+OF_LENGTHS = ("phase", "verify")
+"""Axes that say how many queries and keys a request has."""
+FULL_AXES = (
+    "dtype", "causal", "head_dims", "page_size", "num_kv_heads", "group_size",
+    "kv_layout", "custom_mask", "window_left", "tree", "sinks", "logits_soft_cap", "caches",
+)  # fmt: skip
+"""Axes whose values are tried one by one where the plainest batch is refused."""
 MOST_WHOLE = 2**8
 """Most keys of their requests where a request has as many queries."""
 MOST_FULL_HEADS = 4
@@ -85,35 +95,64 @@ def of_hidden_tiles(axes: Axes) -> list[AttentionProblem]:
     ]  # fmt: skip
 
 
-def full_batches(axes: Axes) -> list[AttentionProblem]:
-    """Return a batch of 64 long requests and one of 512 short ones, on several heads.
+def full_batches(axes: Axes) -> dict[str, list[AttentionProblem]]:
+    """Return batches of 64 long requests and of 512 short ones on several heads, by what they are.
 
     They fill a GPU, as batches that are drawn do not: kernels split and schedule them otherwise.
-    Where requests must have as many queries as keys, long ones have fewer. Both are the same in
-    each run.
+    Of each kind the plainest comes first, and others follow for an implementation that refuses it:
+    other modules, other lengths, and each other value of an axis by itself. Where requests must
+    have as many queries as keys, long ones have fewer. All are the same in each run.
     """
-    axes = axes.restricted()[0]
-    if axes.operation == "append_paged_kv" or axes.max_requests:
-        return []
-    chosen, whole = _of_few_queries(axes), "prefill" in axes.allows("phase")
-    if chosen is None and not whole:
-        return []
-    plain = chosen or {
-        **{name: _plainest(axes, name) for name in axes.values if axes.values[name]},
-        "phase": "prefill",
-    }
-    heads = [each for each in axes.allows("num_kv_heads") if each <= MOST_FULL_HEADS]
-    problem = attention_example(axes.operation, plain)
-    if heads:
-        problem = replace(problem, num_kv_heads=max(heads))
-    found = []
-    for count, keys in FULL_BATCHES:
-        most = keys if chosen else min(keys, MOST_WHOLE)
-        # Of lengths that differ, and end in the middle of a tile.
-        lengths = tuple(most - BEHIND_AN_EDGE * i % (most // 2) for i in range(count))
-        queries = lengths if chosen is None else (problem.query_lens[0],) * count
-        found.append(replace(problem, query_lens=queries, seq_lens=lengths))
+    if axes.operation == "append_paged_kv":
+        return {}
+    found: dict[str, list[AttentionProblem]] = {}
+    for name, (count, keys) in FULL_BATCHES.items():
+        if axes.max_requests and axes.max_requests < count:
+            found[name] = []
+            continue
+        choices = itertools.islice(_full_choices(axes, count, keys), MOST_FULL_CHOICES)
+        found[name] = list(dict.fromkeys(choices))
     return found
+
+
+def _full_choices(axes: Axes, count: int, keys: int) -> Iterator[AttentionProblem]:
+    """Yield batches of a number of requests, the plainest first; the ways to differ take turns."""
+    first, *others = axes.restricted()
+    yield from _of_count(first, {}, count, keys)
+    # What the implementation was first seen to take, whatever shows a lost key best.
+    known = {name: value for name, value in first.simplest.items()
+             if name not in OF_LENGTHS and value in first.values.get(name, ())}  # fmt: skip
+    yield from _of_count(first, known, count, keys)
+    values = ({name: value} for name in FULL_AXES for value in first.values.get(name, ()))
+    differing = itertools.zip_longest(
+        (_of_count(part, {}, count, keys) for part in others),
+        (_of_count(first, value, count, keys) for value in values),
+        fillvalue=iter(()),
+    )
+    for batches in itertools.chain.from_iterable(differing):
+        yield from itertools.islice(batches, 1)
+
+
+def _of_count(
+    axes: Axes, given: Mapping[str, Any], count: int, keys: int
+) -> Iterator[AttentionProblem]:
+    """Yield the plainest batches with these values: few queries a request, then all of them.
+
+    Of each, one of lengths that differ, and end in the middle of a tile, and one of equal lengths.
+    """
+    few, whole = _of_few_queries(axes), "prefill" in axes.allows("phase")
+    plain = {name: _plainest(axes, name) for name in axes.values if axes.values[name]}
+    heads = [each for each in axes.allows("num_kv_heads") if each <= MOST_FULL_HEADS]
+    more = {"num_kv_heads": max(heads)} if heads else {}
+    for chosen in (few, {**plain, "phase": "prefill"} if whole else None):
+        if chosen is None:
+            continue
+        problem = attention_example(axes.operation, {**chosen, **more, **given})
+        most = keys if chosen is few else min(keys, MOST_WHOLE)
+        for step in (BEHIND_AN_EDGE, 0):
+            lengths = tuple(most - step * i % (most // 2) for i in range(count))
+            queries = (problem.query_lens[0],) * count if chosen is few else lengths
+            yield replace(problem, query_lens=queries, seq_lens=lengths)
 
 
 def _of_few_queries(axes: Axes) -> dict[str, Any] | None:

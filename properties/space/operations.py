@@ -80,6 +80,11 @@ def _none_wide(axes: Axes) -> Sequence[Problem]:
     return ()
 
 
+def _none_full(axes: Axes) -> Mapping[str, Sequence[Problem]]:
+    del axes
+    return {}
+
+
 def _wide(axes: Axes) -> Sequence[Problem]:
     return [*wide_problems(axes), *of_hidden_tiles(axes)]
 
@@ -143,7 +148,8 @@ class Space:
             has none.
         no_longest: why there is no such problem where ``longest`` returns none.
         wide: requests of more keys than are drawn, which show what hides many keys.
-        full: batches that fill a GPU.
+        full: batches that fill a GPU, by what they are: of each kind the first one that an
+            implementation takes is judged.
         real: what models have: the floors of a run ask for some; None where nothing is known.
     """
 
@@ -165,7 +171,7 @@ class Space:
     longest: Callable[[Axes, str], Sequence[Problem]] | None = None
     no_longest: str = ""
     wide: Callable[[Axes], Sequence[Problem]] = _none_wide
-    full: Callable[[Axes], Sequence[Problem]] = _none_wide
+    full: Callable[[Axes], Mapping[str, Sequence[Problem]]] = _none_full
     real: Real | None = None
 
 

@@ -15,6 +15,7 @@ import pytest
 from hypothesis.database import InMemoryExampleDatabase
 
 from kernelproof.properties import laws
+from kernelproof.properties.findings.coverage import Coverage
 from kernelproof.properties.findings.ledger import Entry, Ledger
 from kernelproof.properties.findings.report import LawReport
 from kernelproof.properties.isolation import workers
@@ -28,6 +29,7 @@ from kernelproof.properties.space import rounds
 from kernelproof.properties.space.attention_strategies import long_axes
 from kernelproof.properties.space.axes import Axes, all_axes
 from kernelproof.properties.space.drawers import Drawers
+from kernelproof.properties.space.longest import MOST_FULL_CHOICES
 from kernelproof.properties.space.profiles import GPU_WORK, Cost, Profile
 from kernelproof.properties.verdicts.memory_need import NO_ROOM
 from kernelproof.properties.verdicts.verdict import Verdict
@@ -268,18 +270,55 @@ def test_what_has_no_room_at_the_end_either_is_incomplete() -> None:
     assert (report.unsupported, report.ended, report.incomplete) == (len(left), "room", True)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_batches_that_fill_a_gpu_are_judged_on_one(device: str) -> None:
-    worker = InProcess(right, 0)
+def searched_for_full_batches(
+    judge: Judge, device: str = "cuda"
+) -> tuple[LawReport, list[AttentionProblem]]:
+    """Return the report of parity, and the batches of 64 requests and more that it asked about."""
+    worker = InProcess(judge, 0)
     values = {**all_axes("paged_attention"), "phase": ("decode",), "verify": (0,)}
     most = GPU_WORK * 400_000
     axes = Axes("paged_attention", values, most)
     candidate = Candidate("it", Address("it", None, device), axes, cost=Cost("fast", 1.0, most))
     worker.candidate = candidate
     options = SearchOptions(replace(PROFILE, long="oracle"), 5, 3, PROFILE.seconds)
-    LawSearch(worker, worker.candidate, find_law("parity"), options).run()  # type: ignore[arg-type]
-    counts = {problem.num_requests for problem in worker.problems}
-    assert ({64, 512} <= counts) == (device == "cuda")
+    report = LawSearch(worker, candidate, find_law("parity"), options).run()  # type: ignore[arg-type]
+    return report, [problem for problem in worker.problems if problem.num_requests >= 64]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_batches_that_fill_a_gpu_are_judged_on_one(device: str) -> None:
+    report, full_ones = searched_for_full_batches(right, device)
+    counts = [problem.num_requests for problem in full_ones]
+    assert counts == ([64, 512] if device == "cuda" else [])
+    assert report.without_full == ""
+
+
+def test_a_full_batch_that_is_refused_has_others_in_its_place() -> None:
+    def uniform_only(problem: AttentionProblem) -> Outcome:
+        if problem.num_requests < 64 or len(set(problem.seq_lens)) == 1:
+            return right(problem)
+        return done("UNSUPPORTED", kind="gate", message="lengths differ")
+
+    report, full_ones = searched_for_full_batches(uniform_only)
+    uniform = [problem.num_requests for problem in full_ones if len(set(problem.seq_lens)) == 1]
+    assert (uniform, len(full_ones)) == ([64, 512], 4)
+    assert report.without_full == ""
+
+
+def test_the_report_says_that_no_full_batch_was_judged() -> None:
+    def few_only(problem: AttentionProblem) -> Outcome:
+        if problem.num_requests < 512:
+            return right(problem)
+        return done("UNSUPPORTED", kind="gate", message="512 requests")
+
+    report, full_ones = searched_for_full_batches(few_only)
+    tried = sum(problem.num_requests == 512 for problem in full_ones)
+    assert 1 < tried <= MOST_FULL_CHOICES
+    assert report.without_full == (
+        f"no batch of 512 short requests: each of {tried} was refused, the first because "
+        "512 requests"
+    )
+    assert replace(Coverage(), without_full=report.without_full).text.endswith("512 requests")
 
 
 def test_waiting_for_room_is_no_time_of_the_law() -> None:

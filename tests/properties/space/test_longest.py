@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 
 from kernelproof.properties.space.axes import Axes, all_axes
-from kernelproof.properties.space.longest import KEYS, full_batches, longest, of_hidden_tiles
+from kernelproof.properties.space.longest import (
+    KEYS,
+    MOST_FULL_CHOICES,
+    full_batches,
+    longest,
+    of_hidden_tiles,
+)
 from kernelproof.properties.space.profiles import GPU_WORK
-from kernelproof.reference import materialise
+from kernelproof.reference import AttentionProblem, materialise
 from kernelproof.reference.problems import MAX_SEQ_LEN
 from kernelproof.reference.tensors.inputs import AttentionInputs, RaggedAttentionInputs
 
@@ -78,7 +85,7 @@ def test_a_gpu_has_batches_that_fill_it(
 ) -> None:
     axes = _axes(operation)
     axes = replace(axes, values={**axes.values, "phase": phases, "verify": (0,)})
-    long, short = full_batches(axes)
+    long, short = (choices[0] for choices in full_batches(axes).values())
     assert (long.num_requests, short.num_requests) == (64, 512)
     assert min(long.seq_lens) > max(short.seq_lens)
     for problem in (long, short):
@@ -86,8 +93,44 @@ def test_a_gpu_has_batches_that_fill_it(
         assert len(set(problem.seq_lens)) > 10
         assert (problem.query_lens == problem.seq_lens) == whole
         assert problem.work <= GPU_WORK * GATE_WORK  # as much as one that is drawn
-    assert len(full_batches(replace(axes, restrictions=({"num_kv_heads": (2,)},)))) == 2
-    assert not full_batches(replace(axes, max_requests=1))
+    for choices in full_batches(replace(axes, restrictions=({"num_kv_heads": (2,)},))).values():
+        heads = {problem.num_kv_heads for problem in choices if not problem.values_in_keys}
+        assert heads == {2}
+    assert not any(full_batches(replace(axes, max_requests=1)).values())
+    assert not full_batches(replace(axes, operation="append_paged_kv"))
+
+
+@pytest.mark.parametrize(
+    "takes",
+    [
+        lambda problem: len(set(problem.seq_lens)) == 1,
+        lambda problem: problem.query_lens == problem.seq_lens,
+        lambda problem: problem.dtype == "bfloat16" and problem.num_kv_heads == 4,
+        lambda problem: problem.causal,
+        lambda problem: problem.page_size == 1 and problem.dtype == "float32",
+        lambda problem: problem.num_kv_heads == 1,
+        lambda problem: problem.head_dim_qk == 128,
+        lambda problem: problem.kv_layout == "HND",
+        lambda problem: problem.group_size == 8,
+        lambda problem: problem.custom_mask,
+    ],
+    ids=["equal", "whole", "bfloat16", "causal", "single", "head", "wide", "HND", "group", "mask"],
+)
+def test_what_refuses_the_plainest_full_batch_has_other_choices(
+    takes: Callable[[AttentionProblem], bool],
+) -> None:
+    axes = _axes("paged_attention")
+    for choices in full_batches(axes).values():
+        assert not takes(choices[0])
+        assert any(map(takes, choices))
+        assert len(choices) == len(set(choices)) <= MOST_FULL_CHOICES
+
+
+def test_other_modules_have_full_batches_of_their_own() -> None:
+    axes = _axes("paged_attention")
+    parts = tuple({"dtype": (dtype,)} for dtype in ("float16", "bfloat16"))
+    for choices in full_batches(replace(axes, restrictions=parts)).values():
+        assert {problem.dtype for problem in choices} == {"float16", "bfloat16"}
 
 
 def test_a_kernel_of_prefills_only_has_none() -> None:
