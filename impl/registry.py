@@ -37,6 +37,11 @@ NOT_OF_USERS = (
 BUILT_IN: dict[str, str] = {
     "torch-sdpa-paged": "kernelproof.impl.torch.sdpa:paged",
     "torch-sdpa-ragged": "kernelproof.impl.torch.sdpa:ragged",
+    "torch-sdpa-default": "kernelproof.impl.torch.sdpa_backends:default",
+    "torch-sdpa-math": "kernelproof.impl.torch.sdpa_backends:math_backend",
+    "torch-sdpa-flash": "kernelproof.impl.torch.sdpa_backends:flash",
+    "torch-sdpa-efficient": "kernelproof.impl.torch.sdpa_backends:efficient",
+    "torch-sdpa-cudnn": "kernelproof.impl.torch.sdpa_backends:cudnn",
     "torch-flex-attention-paged": "kernelproof.impl.torch.flex:paged",
     "torch-flex-attention": "kernelproof.impl.torch.flex:ragged",
     "torch-varlen-attn": "kernelproof.impl.torch.varlen:ragged",

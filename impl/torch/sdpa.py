@@ -1,7 +1,9 @@
 """torch's scaled_dot_product_attention as an implementation, one request at a time.
 
-It has no soft cap, no sinks and no LSE. Its mask is given as a tensor, so that windows and the
-alignment of queries to the end of the keys are expressed exactly.
+Three axes have no fused kernel, so that torch computes in its math backend, and rows without keys
+are zeroed here; ``sdpa_backends`` has each backend as it is. It has no soft cap, no sinks and no
+LSE. Its mask is given as a tensor, so that windows and the alignment of queries to the end of the
+keys are expressed exactly.
 """
 
 from __future__ import annotations
@@ -158,7 +160,7 @@ def _attend(
         mask_start += queries * length
         if not queries or not length:
             continue
-        mask = _mask(inputs, queries, length, request)
+        mask = mask_of(inputs, queries, length, request)
         if custom is not None:
             group = inputs.q.shape[1] // k.shape[1]
             by_head = custom.dim() > mask.dim()
@@ -194,7 +196,7 @@ def _places(
     return position, torch.arange(length, device=inputs.q.device).unsqueeze(0)
 
 
-def _mask(inputs: AttentionInputs, queries: int, length: int, request: int) -> torch.Tensor:
+def mask_of(inputs: AttentionInputs, queries: int, length: int, request: int) -> torch.Tensor:
     """Return which keys each query sees, [T, S], a custom mask aside."""
     position, key = _places(inputs, queries, length)
     keep = torch.ones((queries, length), dtype=torch.bool, device=inputs.q.device)

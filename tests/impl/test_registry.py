@@ -118,7 +118,7 @@ def test_another_operation_than_its_own(folder: Path) -> None:
 def test_unknown_names(folder: Path) -> None:
     said = refusal("sdpa")
     assert said.startswith("sdpa: no MODULE:NAME and no registered implementation")
-    assert "did you mean torch-sdpa-paged or torch-sdpa-ragged? " in said
+    assert "did you mean torch-sdpa-cudnn or torch-sdpa-default or " in said
     assert "did you mean triton-moe" in refusal("triton_moe")
     assert refusal("?").endswith("implementation; `kernelproof list` names them all")
     assert refusal("my_kernels:other").endswith("module 'my_kernels' has no 'other'")
