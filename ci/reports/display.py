@@ -237,6 +237,8 @@ def notes(report: ImplementationReport) -> Iterator[str]:
     flaky = sum(law.flaky for law in report.laws)
     if flaky:
         yield f"{count_of(flaky, 'failure')} not confirmed when the same problem was run again"
+    if unexplained := report.separation.unexplained:
+        yield f"{count_of(unexplained, 'problem')} failed for no cause that was found in time"
     yield from (f"it left {each.text}" for each in report.left[:FEW_LEFT])
     if (more := len(report.left) - FEW_LEFT) > 0:
         yield f"it left {more} more; the JSON report names them"

@@ -1,7 +1,8 @@
 """Findings of one implementation that have one cause, as one finding.
 
-Several laws fail for one fault of a kernel. A fault is recognised by the values that all failing
-problems share and no passing one has.
+Several laws fail for one fault of a kernel. Once all laws have ended, experiments tell faults
+apart, see ``search.causes``. Until then, and where each failure costs a process, a fault is
+recognised by the values that all failing problems share and no passing one has.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from ...reference import Problem, problem_from_json
 from ..verdicts.verdict import Verdict
 from .ledger import holds
-from .report import Finding, ImplementationReport, LawReport
+from .report import Finding, ImplementationReport, LawReport, Separated
 
 ANSWER_KINDS = ("numeric", "nan", "insensitive", "nondeterministic", "shape")
 """Kinds of a FAIL that are one fault seen by different laws: the answer is wrong."""
@@ -43,6 +44,8 @@ class Cause:
         failing: problems that fail.
         passing: problems that pass though they have these values.
         others: problems without these values; they pass.
+        separated: whether experiments have told it from others; the most telling finding is the
+            first one, then.
     """
 
     members: tuple[Finding, ...]
@@ -51,10 +54,13 @@ class Cause:
     failing: int
     passing: int
     others: int
+    separated: bool = False
 
     @property
     def finding(self) -> Finding:
-        """The finding with the smallest problem."""
+        """The finding that tells most, or has the smallest problem."""
+        if self.separated:
+            return self.members[0]
         return min(self.members, key=lambda each: each.problem.work)
 
     @property
@@ -103,10 +109,13 @@ class Cause:
 
 def causes_of(report: ImplementationReport) -> list[Cause]:
     """Return all findings of an implementation, those with one cause together."""
+    separated = [_of(each) for each in report.separation.causes if each.findings]
+    told = {id(each) for cause in separated for each in cause.members}
     evidence = [
         *(_Evidence(law.finding, law) for law in report.laws if law.finding),
         *(_Evidence(each, LawReport(each.law)) for each in report.replayed),
     ]
+    evidence = [each for each in evidence if id(each.finding) not in told]
     groups: list[list[_Evidence]] = []
     # A law that judges only problems with a window sees none pass: other laws see those without.
     evidence = [
@@ -125,7 +134,17 @@ def causes_of(report: ImplementationReport) -> list[Cause]:
             own.append(each)
     order = [id(finding) for finding in report.findings]
     found = [_cause(sorted(group, key=lambda e: order.index(id(e.finding)))) for group in groups]
-    return sorted(found, key=lambda each: order.index(id(each.members[0])))
+    found += separated
+    return sorted(found, key=lambda each: min(order.index(id(one)) for one in each.members))
+
+
+def _of(separated: Separated) -> Cause:
+    """Return a cause that experiments have told from others."""
+    kinds = {each.verdict.kind for each in separated.findings if each.verdict.kind}
+    counts = (separated.failing, separated.passing, separated.others)
+    return Cause(
+        tuple(separated.findings), tuple(sorted(kinds)), separated.values, *counts, separated=True
+    )
 
 
 def cause_of(causes: Iterable[Cause], finding: Finding) -> Cause | None:
@@ -398,6 +417,8 @@ def _words(name: str, wanted: object) -> str:
     if isinstance(wanted, Mapping):
         if "has" in wanted:
             return f"{wanted['has']} among {name}"
+        if "min" not in wanted:
+            return f"{name} of {wanted['max']} and less"
         return f"{name} of {wanted['min']} and more"
     if wanted is True:
         return name

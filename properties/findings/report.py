@@ -100,6 +100,40 @@ class Finding:
         return {"problem": problem.to_json(), "error_map": verdict.error_map}
 
 
+@dataclass
+class Separated:
+    """One cause, found by taking away what its smallest problem has.
+
+    Attributes:
+        values: what a problem needs to fail for this cause, as a predicate of the ledger.
+        findings: on this cause, the most telling one first.
+        failing: problems that fail for this cause and for no other one.
+        passing: problems that pass though they have the values.
+        others: problems without the values that pass, or fail for other causes.
+    """
+
+    values: dict[str, Any]
+    findings: list[Finding] = field(default_factory=list)
+    failing: int = 0
+    passing: int = 0
+    others: int = 0
+
+
+@dataclass
+class Separation:
+    """What experiments have made of an implementation's findings.
+
+    Attributes:
+        causes: in the order of their findings; findings of none are told apart as before.
+        further: findings that the experiments themselves have made.
+        unexplained: problems that fail for none of the causes, since the time was over.
+    """
+
+    causes: list[Separated] = field(default_factory=list)
+    further: list[Finding] = field(default_factory=list)
+    unexplained: int = 0
+
+
 class ProblemVerdict(NamedTuple):
     """The latest verdict of a law on one problem.
 
@@ -299,6 +333,8 @@ class ImplementationReport:
     call_seconds: float = 0.0
     laws: list[LawReport] = field(default_factory=list)
     replayed: list[Finding] = field(default_factory=list)
+    separation: Separation = field(default_factory=Separation)
+    """What experiments have made of the findings, once all laws have ended."""
     corpus: CorpusReport = field(default_factory=CorpusReport)
     refusal: Refusal | None = None
     """Why nothing of it can be judged here, where it refuses everything."""
@@ -350,8 +386,9 @@ class ImplementationReport:
 
     @property
     def findings(self) -> list[Finding]:
-        """Failures of stored cases and of laws, known ones included."""
-        return [*self.replayed, *(law.finding for law in self.laws if law.finding)]
+        """Failures of stored cases, of laws and of experiments, known ones included."""
+        of_laws = (law.finding for law in self.laws if law.finding)
+        return [*self.replayed, *of_laws, *self.separation.further]
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dictionary."""

@@ -30,6 +30,7 @@ from ..findings.report import (
     ImplementationReport,
     LawReport,
     RunReport,
+    Separation,
 )
 from ..isolation.gpus import processes_for, visible_devices
 from ..isolation.machine import cores
@@ -41,6 +42,7 @@ from ..worker.pools import open_pool
 from ..worker.requests import DeviceLostError, HarnessError
 from .building import Builder, Claim, compilers
 from .candidate import Candidate
+from .causes.experiments import experiments_on
 from .coverage import Reached
 from .drawing import SearchOptions
 from .examples import examples_on
@@ -513,7 +515,7 @@ class Run:
         first: bool = False,
     ) -> None:
         plan = self.plan
-        done = partial(self._take, report, candidate, first=first)
+        done = partial(self._take, submit, report, candidate, first=first)
         for rank, law in enumerate(laws, REPLAY_PRIORITY + 1):
             problems = problems_of(plan, law, candidate.cost)
             options = SearchOptions(
@@ -548,6 +550,7 @@ class Run:
 
     def _take(
         self,
+        submit: Submit,
         report: ImplementationReport,
         candidate: Candidate,
         found: LawReport,
@@ -579,8 +582,24 @@ class Run:
             report.laws.sort(key=lambda each: names.index(each.law))
             report.seconds = time.monotonic() - (candidate.started or 0.0)
             self.progress.law_done(report, found)
-            if len(report.laws) == len(names) and (then := self._after_laws.pop(id(report), None)):
-                then()
+            if len(report.laws) == len(names):
+                self._end_laws(submit, report, candidate)
+
+    def _end_laws(self, submit: Submit, report: ImplementationReport, candidate: Candidate) -> None:
+        """Queue what comes after all laws on an implementation, where there is something."""
+        experiments = experiments_on(
+            report, candidate, self.plan, self.report.seed, self._stop.is_set
+        )
+
+        def done(separation: Separation) -> None:
+            report.separation = separation
+            for finding in separation.further:
+                self.progress.found(finding)
+
+        if experiments is not None:
+            submit(REPLAY_PRIORITY, report, experiments, done)
+        if then := self._after_laws.pop(id(report), None):
+            then()
 
     def _search(
         self,

@@ -198,6 +198,11 @@ def _simplest(problem: Attending, axes: Axes) -> dict[str, Any]:
     return found
 
 
+def simplest_values(problem: Attending, axes: Axes) -> dict[str, Any]:
+    """Return the simplest value of each axis in the module that a problem needs."""
+    return _simplest(problem, _parts(problem, axes)[-1])
+
+
 def _within(problem: Attending, axes: Axes) -> bool:
     values = _values(problem, axes)
     return all(values[name] in axes.values[name] for name in values if name not in ALWAYS_FREE)

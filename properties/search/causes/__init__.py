@@ -1,0 +1,1 @@
+"""Telling the causes of new findings apart by experiment: see ``experiments``."""

@@ -1,0 +1,402 @@
+"""Telling the causes of an implementation's findings apart, by experiment.
+
+Each law ends with its first failure, and tries the smallest problems of the others first: a second
+fault may hide behind the first one. So problems that fail without what the first one needs are
+looked for, made smaller and taken apart in turn, until each failing problem has its cause.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from ....reference import Problem, problem_from_json
+from ...findings.ledger import holds
+from ...findings.report import Finding, ImplementationReport, Separated, Separation
+from ...isolation.workers import Worker
+from ...laws import Law
+from ...space.operations import simplify
+from ...space.profiles import Profile
+from ...space.rounds import draw_problems, seed_of_round
+from ...verdicts.operations import OPERATIONS
+from ...verdicts.verdict import Verdict
+from ...worker.requests import DeviceLostError, HarnessError
+from ..candidate import Candidate
+from ..case_runner import CaseRunner
+from ..confirmation import Confirmation, Failure
+from ..plan import Plan, laws_planned
+from ..shrink_budget import ShrinkBudget
+from .ablation import Fails, Needs, needs_of
+from .evidence import further_conditions
+from .faults import Fault, alike, imposed, merge, needs_all, symptom
+
+MOST_CAUSES = 6
+"""Most causes that are looked for."""
+SMALL = 20_000
+"""Most work of a problem that is drawn for experiments: many small ones tell more."""
+SHARE = 3.0
+"""Seconds of all experiments, by those for shrinking one finding."""
+DRAWN, IMPOSED = 120, 30
+"""Problems that are drawn to look for more causes, and those of them to which the necessary values
+of each cause are given, on a fast implementation."""
+MOST_DEATHS = 2
+"""Processes that may die; beyond it, experiments would cost too much."""
+MOST_OF_LAW = 40
+"""Most failing problems of the law that are looked at besides, the smallest ones."""
+
+
+class Experiments:
+    """The experiments on one implementation with findings, in one worker.
+
+    Args:
+        worker: judges.
+        candidate: the implementation.
+        laws: of the run, by name.
+        telling: the law that compares with the oracle.
+        profile: of the run; its seconds for shrinking are those of all experiments.
+        seed: of the run.
+        stopped: whether the run is to end.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        candidate: Candidate,
+        laws: Mapping[str, Law],
+        telling: Law,
+        profile: Profile,
+        seed: int,
+        stopped: Callable[[], bool],
+    ) -> None:
+        self._worker, self._candidate, self._laws, self._law = worker, candidate, laws, telling
+        self._profile, self._seed, self._stopped = profile, seed, stopped
+        self._runners: dict[str, CaseRunner] = {}
+        self._deadline = time.monotonic() + SHARE * profile.shrink_seconds
+        self._deaths = 0
+        self._faults: list[Fault] = []
+        self._seen: dict[str, tuple[Problem, str]] = {}
+
+    def run(self, report: ImplementationReport) -> Separation:
+        """Tell apart the causes of an implementation's findings."""
+        found = [each for each in report.findings if _may_be_examined(each)]
+        self._runner(self._law).warm_up()
+        self._look_at_findings(report, found)
+        self._discover()
+        drawn = self._draw()
+        self._look_at(drawn)
+        self._discover()
+        for fault in [*self._faults]:
+            self._look_at(imposed(drawn[: max(1, len(drawn) * IMPOSED // DRAWN)], fault))
+        self._discover()
+        if self._deaths >= MOST_DEATHS:
+            return Separation()
+        for fault in self._faults:
+            failing, passing = self._counted(fault)[:2]
+            fault.more = further_conditions(
+                fault.values, failing, passing, [each for each, _ in self._seen.values()]
+            )
+        return self._told(found)
+
+    # What is seen
+
+    def _look_at_findings(self, report: ImplementationReport, found: Sequence[Finding]) -> None:
+        own = next((each for each in report.laws if each.law == self._law.name), None)
+        failing = [p for each in found for p in _problems_of(each)]
+        if own is not None:
+            judged = sorted(own.problems.values(), key=lambda each: each.problem.work)
+            failing += [each.problem for each in judged if each.status == "FAIL"][:MOST_OF_LAW]
+            for each in judged:
+                if each.status == "PASS" and not each.vacuous:
+                    self._seen[each.problem.id] = (each.problem, "")
+        self._look_at(failing)
+
+    def _draw(self) -> list[Problem]:
+        candidate = self._candidate
+        count = max(1, round(DRAWN * candidate.cost.problems))
+        seed = seed_of_round(0, "causes", candidate.name, self._seed)
+        axes = replace(candidate.axes, max_work=min(candidate.axes.max_work, SMALL))
+        return draw_problems(axes, self._profile, seed, count)
+
+    def _look_at(self, problems: Sequence[Problem]) -> None:
+        for problem in problems:
+            if self._over():
+                return
+            answer = self._answer(problem)
+            if answer is not None:
+                self._seen[problem.id] = (problem, answer)
+
+    def _runner(self, law: Law) -> CaseRunner:
+        if law.name not in self._runners:
+            budget = ShrinkBudget(self._profile)
+            self._runners[law.name] = CaseRunner(self._worker, self._candidate, law, budget)
+        return self._runners[law.name]
+
+    def _over(self) -> bool:
+        late = time.monotonic() > self._deadline
+        return late or self._stopped() or self._deaths >= MOST_DEATHS
+
+    def _verdict(self, problem: Problem, law: Law) -> Verdict | None:
+        """Return a verdict; None where there is none, or it says nothing."""
+        runner = self._runner(law)
+        if problem.id not in runner.verdicts:
+            if self._over():
+                return None
+            runner.verdict(problem)
+            self._deaths += runner.died
+        verdict = runner.verdicts[problem.id]
+        nothing = verdict.vacuous or not (verdict.bad or verdict.status == "PASS")
+        return None if nothing else verdict
+
+    def _answer(self, problem: Problem) -> str | None:
+        """Return the symptom of a problem, empty where it passes; None where it is not known."""
+        verdict = self._verdict(problem, self._law)
+        return None if verdict is None else symptom(verdict)
+
+    # What explains it
+
+    def _explained(self, problem: Problem, answer: str, but: Fault | None = None) -> bool:
+        return any(
+            answer in fault.symptoms and holds(problem, fault.values)
+            for fault in self._faults
+            if fault is not but
+        )
+
+    def _fails(self, problem: Problem) -> bool | None:
+        """Whether a problem fails for another cause than those that are known."""
+        answer = self._answer(problem)
+        if answer is None:
+            return None
+        return bool(answer) and not self._explained(problem, answer)
+
+    def _fails_as(self, base: Problem, but: Fault | None = None) -> Fails:
+        """Return whether changed problems fail for what a problem fails for, beside known causes.
+
+        Nothing is known of a problem that the change makes fail for a known cause: that would hide
+        what is looked for.
+
+        Args:
+            base: that is changed.
+            but: the cause that is looked for, where it is known.
+        """
+        others = [each for each in self._faults if each is not but]
+        there = [each for each in others if holds(base, each.values)]
+
+        def fails(problem: Problem) -> bool | None:
+            answer = self._answer(problem)
+            if not answer:
+                return None if answer is None else False
+            known = [each for each in others
+                     if answer in each.symptoms and holds(problem, each.values)]  # fmt: skip
+            if not known:
+                return True
+            return False if any(each in there for each in known) else None
+
+        return fails
+
+    def _discover(self) -> None:
+        """Explain problems, the smallest first, until all that were seen are explained."""
+        tried: set[str] = set()
+        while not self._over():
+            left = [
+                problem
+                for problem, answer in self._seen.values()
+                if answer and problem.id not in tried and not self._explained(problem, answer)
+            ]
+            if not left:
+                return
+            smallest = min(left, key=lambda each: each.work)
+            tried.add(smallest.id)
+            self._explain(smallest)
+
+    def _explain(self, problem: Problem) -> None:
+        answer = self._answer(problem)
+        if not answer or self._joins(problem, answer) or len(self._faults) >= MOST_CAUSES:
+            return
+        smallest = [problem]
+
+        def fails(each: Problem) -> bool:
+            bad = self._fails(each) is True
+            if bad:
+                smallest[0] = each
+            return bad
+
+        simplify(problem, self._candidate.axes, fails, lambda: True)
+        found = smallest[0]
+        if found is not problem and self._joins(found, self._answer(found) or ""):
+            self._joins(problem, answer)
+            return
+        needs = needs_of(found, self._candidate.axes, self._fails_as(found))
+        verdict = self._verdict(found, self._law)
+        if verdict is None or self._over():
+            return
+        new = Fault(found, verdict, needs, {symptom(verdict), answer})
+        same = next((each for each in self._faults if alike(each, new)), None)
+        if same is None:
+            self._faults.append(new)
+            self._seen[found.id] = (found, symptom(verdict))
+        else:
+            merge(same, new)
+
+    def _joins(self, problem: Problem, answer: str) -> bool:
+        """Whether a problem fails for a cause that is known; that is widened, then."""
+        for fault in self._faults:
+            if self._is_of(problem, fault):
+                fault.widen(problem, answer)
+                return True
+        return False
+
+    def _is_of(self, problem: Problem, fault: Fault) -> bool:
+        """Whether a problem passes without any one of the conditions of a cause."""
+        return needs_all(problem, fault, self._fails_as(problem, fault))
+
+    # What is told
+
+    def _counted(self, fault: Fault) -> tuple[list[Problem], list[Problem], list[Problem]]:
+        """Return which problems fail for a cause alone, pass with its values, and lack these."""
+        failing, passing, others = [], [], []
+        for problem, answer in self._seen.values():
+            with_it = holds(problem, fault.values)
+            if not with_it:
+                if not answer or self._explained(problem, answer):
+                    others.append(problem)
+            elif not answer:
+                passing.append(problem)
+            elif answer in fault.symptoms and not self._explained(problem, answer, fault):
+                failing.append(problem)
+        return failing, passing, others
+
+    def _told(self, found: Sequence[Finding]) -> Separation:
+        told: list[tuple[Fault, Separated]] = []
+        for fault in self._faults:
+            counts = [len(each) for each in self._counted(fault)]
+            told.append((fault, Separated(fault.values, [], *counts)))
+        alone: list[tuple[Needs, Separated]] = []
+        for finding in found:
+            own = self._fault_of(finding)
+            if own is not None:
+                next(each for fault, each in told if fault is own).findings.append(finding)
+            else:
+                self._tell_alone(finding, alone)
+        further = []
+        for fault, each in told:
+            if not any(one.law == self._law.name for one in each.findings):
+                further.append(self._found(fault))
+                each.findings.insert(0, further[-1])
+            each.findings.sort(key=lambda one: self._rank(one, fault))
+        unexplained = sum(
+            bool(answer) and not self._explained(problem, answer)
+            for problem, answer in self._seen.values()
+        )
+        causes = [*(each for _, each in told), *(each for _, each in alone)]
+        return Separation(causes, further, unexplained)
+
+    def _rank(self, finding: Finding, fault: Fault) -> tuple[bool, bool]:
+        names = any(name in finding.verdict.ignored for name in fault.values)
+        return (finding.law != self._law.name, not names)
+
+    def _found(self, fault: Fault) -> Finding:
+        """Return the finding on a cause that no law has found by itself."""
+        verdict = fault.verdict
+        if not self._stopped():
+            confirmation = Confirmation(self._runner(self._law))
+            verdict = confirmation.in_fresh_process(Failure(fault.problem, verdict))
+        return Finding(self._candidate.name, self._law.name, verdict, fault.problem)
+
+    def _fault_of(self, finding: Finding) -> Fault | None:
+        """Return the cause of a law's finding, if it is one of those that are known."""
+        if not symptom(finding.verdict).startswith("answer"):
+            return next((each for each in self._faults
+                         if symptom(finding.verdict) in each.symptoms
+                         and holds(finding.problem, each.values)), None)  # fmt: skip
+        if (named := self._ignored_by(finding)) is not None:
+            return named
+        for problem in _problems_of(finding):
+            answer = self._answer(problem)
+            if answer:
+                own = [each for each in self._faults if holds(problem, each.values)]
+                exact = (each for each in own if answer in each.symptoms)
+                if own:
+                    return next((each for each in own if self._is_of(problem, each)),
+                                next(exact, own[0]))  # fmt: skip
+        return self._needed_by(finding)
+
+    def _ignored_by(self, finding: Finding) -> Fault | None:
+        """Return the cause that lies in an option which a finding says to be ignored."""
+        named = set(finding.verdict.ignored)
+        return next((each for each in self._faults if named & each.needs.fields.keys()), None)
+
+    def _needed_by(self, finding: Finding) -> Fault | None:
+        """Return the cause without whose values a law does not fail."""
+        fails = self._fails_under(finding)
+        return next(
+            (each for each in self._faults if needs_all(finding.problem, each, fails)), None
+        )
+
+    def _fails_under(self, finding: Finding) -> Fails:
+        law = self._laws[finding.law]
+
+        def fails(problem: Problem) -> bool | None:
+            verdict = self._verdict(problem, law)
+            return None if verdict is None else verdict.bad
+
+        return fails
+
+    def _tell_alone(self, finding: Finding, alone: list[tuple[Needs, Separated]]) -> None:
+        """Tell the cause of a finding that the law which compares with the oracle does not see."""
+        if self._over() or not self._fails_under(finding)(finding.problem):
+            return
+        needs = needs_of(finding.problem, self._candidate.axes, self._fails_under(finding))
+        for other, told in alone:
+            same = other.fields.keys() == needs.fields.keys()
+            if same and symptom(told.findings[0].verdict) == symptom(finding.verdict):
+                told.findings.append(finding)
+                return
+        judged = self._runner(self._laws[finding.law]).report.problems.values()
+        counts = [0, 0, 0]
+        for each in judged:
+            if each.status in ("PASS", finding.verdict.status) and not each.vacuous:
+                with_it = holds(each.problem, needs.values)
+                counts[0 if each.status != "PASS" else 1 if with_it else 2] += 1
+        alone.append((needs, Separated(needs.values, [finding], *counts)))
+
+
+def experiments_on(
+    report: ImplementationReport,
+    candidate: Candidate,
+    plan: Plan,
+    seed: int,
+    stopped: Callable[[], bool],
+) -> Callable[[Worker], Separation] | None:
+    """Return the experiments on an implementation whose laws have ended; None if there are none.
+
+    They need new findings, and the law that compares with the oracle.
+    """
+    laws = {law.name: law for law in laws_planned(plan, report.operation)}
+    telling = laws.get(OPERATIONS[report.operation].law)
+    whole = plan.shrink_all and not plan.first_only and plan.part is None
+    if telling is None or not whole or not any(map(_may_be_examined, report.findings)):
+        return None
+
+    def made(worker: Worker) -> Separation:
+        experiments = Experiments(worker, candidate, laws, telling, plan.profile, seed, stopped)
+        try:
+            return experiments.run(report)
+        except DeviceLostError:
+            raise
+        except (HarnessError, RuntimeError):
+            # RuntimeError: the pool was closed. Findings are told apart as before, then.
+            return Separation()
+
+    return made
+
+
+def _may_be_examined(finding: Finding) -> bool:
+    """Whether a finding is new, and costs no process each time that it is seen."""
+    known = finding.entry or finding.contradicts
+    return not known and finding.verdict.status == "FAIL"
+
+
+def _problems_of(finding: Finding) -> list[Problem]:
+    about = finding.verdict.about
+    return [*([problem_from_json(about)] if about else []), finding.problem]

@@ -1,0 +1,140 @@
+"""A cause under examination: what its problems need, and whether a problem is one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ....reference import AttentionProblem, Problem
+from ...findings.causes import ANSWER_KINDS
+from ...findings.ledger import holds
+from ...verdicts.verdict import Verdict
+from .ablation import Fails, Needs, with_lengths, with_value, without
+
+
+@dataclass
+class Fault:
+    """A cause under examination.
+
+    Attributes:
+        problem, verdict: the smallest that fails for it.
+        needs: of that problem, and of others that were found to fail for the same.
+        symptoms: how problems fail for it, see ``symptom``.
+        more: further conditions, which evidence asks for.
+    """
+
+    problem: Problem
+    verdict: Verdict
+    needs: Needs
+    symptoms: set[str]
+    more: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What problems need, as a predicate."""
+        return {**self.needs.values, **self.more}
+
+    def widen(self, problem: Problem, symptom: str) -> None:
+        """Take another problem, which fails for the same, into the conditions."""
+        fields = {n: each | {getattr(problem, n)} for n, each in self.needs.fields.items()}
+        passing = {n: each - fields[n] for n, each in self.needs.passing.items()}
+        structure = {
+            name: wanted
+            for name, wanted in self.needs.structure.items()
+            if holds(problem, {name: wanted})
+        }
+        self.needs = replace(self.needs, fields=fields, passing=passing, structure=structure)
+        self.symptoms.add(symptom)
+
+
+def symptom(verdict: Verdict) -> str:
+    """Return what is wrong in words that two verdicts on one fault share; empty if nothing is."""
+    if not verdict.bad:
+        return ""
+    if verdict.status == "FAIL" and verdict.kind in ANSWER_KINDS:
+        where = verdict.element["where"] if verdict.element else ""
+        return f"answer {where.partition('[')[0]}".strip()
+    return f"{verdict.status} {verdict.kind}".strip()
+
+
+def needs_all(problem: Problem, fault: Fault, fails: Fails) -> bool:
+    """Whether a problem passes without any one of the conditions of a cause that it has."""
+    needs, looked = fault.needs, False
+    for name in needs.fields:
+        changed = without(problem, name, needs.simplest)
+        if changed is None:
+            other = next(iter(sorted(needs.passing[name], key=str)), None)
+            own = getattr(problem, name) in needs.fields[name]
+            changed = with_value(problem, name, other) if own else None
+        if changed is None or fails(changed) is not False:
+            return False
+        looked = True
+    for name, wanted in needs.structure.items():
+        if holds(problem, {name: wanted}):
+            changed = undone(problem, name, wanted)
+            if changed is not None and fails(changed) is not False:
+                return False
+            looked = looked or changed is not None
+    return looked
+
+
+def undone(problem: Problem, name: str, wanted: Any) -> Problem | None:  # noqa: ANN401
+    """Return a batch without one of its properties, or below a size; None where that is unknown."""
+    if not isinstance(problem, AttentionProblem):
+        return None
+    pairs = list(zip(problem.query_lens, problem.seq_lens, strict=True))
+    least = wanted["min"] if isinstance(wanted, dict) else 0
+    size = problem.page_size
+    changed = {
+        "most_keys": [(t, min(s, least - 1)) for t, s in pairs],
+        "most_queries": [(min(t, least - 1), s) for t, s in pairs],
+        "num_requests": pairs[: least - 1],
+        "empty_requests": [(t, max(s, 1)) for t, s in pairs],
+        "rows_without_keys": [(t, max(s, t)) for t, s in pairs],
+        "more_queries_than_keys": [(t, max(s, t)) for t, s in pairs],
+        "partial_last_page": [(t, -(-s // size) * size) for t, s in pairs],
+    }.get(name)
+    return None if not changed or changed == pairs else with_lengths(problem, changed)
+
+
+def imposed(problems: Sequence[Problem], fault: Fault) -> list[Problem]:
+    """Return problems that were drawn, with the fields that a cause needs."""
+    made: list[Problem] = []
+    needs = {name: sorted(each, key=str) for name, each in fault.needs.fields.items()}
+    for number, problem in enumerate(problems if needs else ()):
+        values = {name: each[number % len(each)] for name, each in needs.items()}
+        try:
+            made.append(replace(problem, **values))
+        except (ValueError, TypeError):
+            continue
+    return made
+
+
+VISIBLE = {"regime", "dtype"}
+"""Fields that a fault may need to be seen only."""
+
+
+def alike(one: Fault, other: Fault) -> bool:
+    """Whether two causes lie in the same fields and sizes."""
+    mine, others = one.needs.fields.keys(), other.needs.fields.keys()
+    if not mine and not others:
+        return one.needs.structure.keys() == other.needs.structure.keys()
+    return bool(mine & others) and mine ^ others <= VISIBLE
+
+
+def merge(one: Fault, other: Fault) -> None:
+    """Take what both causes need for what one of them does."""
+    both = one.needs.fields.keys() & other.needs.fields.keys()
+    fields = {name: one.needs.fields[name] | other.needs.fields[name] for name in both}
+    passing = {
+        name: (one.needs.passing[name] | other.needs.passing[name]) - fields[name] for name in both
+    }
+    structure: dict[str, Any] = {}
+    for name in one.needs.structure.keys() & other.needs.structure.keys():
+        wanted = (one.needs.structure[name], other.needs.structure[name])
+        structure[name] = (
+            min(wanted, key=lambda each: each["min"]) if isinstance(wanted[0], dict) else True
+        )
+    one.needs = replace(one.needs, fields=fields, passing=passing, structure=structure)
+    one.symptoms |= other.symptoms

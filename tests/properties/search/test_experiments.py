@@ -1,0 +1,117 @@
+"""What a failing problem needs is found by taking it away, and two faults are two findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kernelproof.properties.findings.causes import causes_of
+from kernelproof.properties.findings.report import ImplementationReport
+from kernelproof.properties.search.candidate import Candidate
+from kernelproof.properties.search.causes.ablation import condition, needs_of
+from kernelproof.properties.search.causes.evidence import further_conditions
+from kernelproof.properties.search.causes.experiments import experiments_on
+from kernelproof.properties.search.engine import Run
+from kernelproof.properties.search.plan import Plan
+from kernelproof.properties.space.axes import Axes, all_axes
+from kernelproof.properties.space.profiles import Profile
+from kernelproof.properties.worker.requests import Address
+from kernelproof.reference import AttentionProblem, Problem
+
+KERNELS = Path(__file__).parents[1] / "two_fault_kernels.py"
+AXES = Axes("paged_attention", all_axes("paged_attention"), 100_000)
+TINY = Profile("tiny", problems=30, max_work=20_000, shrink_seconds=30.0, seconds=60.0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "smallest", "values"),
+    [
+        (lambda p: p.sinks, {"sinks": True}, {"sinks": True}),
+        # A wide window hides nothing from one key: with more keys it does.
+        (lambda p: 0 <= p.window_left < p.most_keys, {"window_left": 0},
+         {"window_left": {"min": 0}}),
+        (lambda p: not p.causal, {}, {"causal": False}),
+        (lambda p: p.page_size == 1, {}, {"page_size": 1}),
+        (lambda p: p.head_dim_qk > 128, {"head_dim_qk": 256}, {"head_dim_qk": {"min": 192}}),
+        (lambda p: p.k_scale != 1, {"k_scale": 2.0}, {"k_scale": [0.5, 1.25, 2.0]}),
+        (
+            lambda p: p.num_kv_heads > 1 and p.group_size > 1,
+            {"num_kv_heads": 3, "group_size": 2},
+            {"num_kv_heads": {"min": 2}, "group_size": {"min": 2}},
+        ),
+        (lambda p: p.most_keys > 64, {"seq_lens": (65,)}, {"most_keys": {"min": 65}}),
+        (lambda p: p.empty_requests, {"seq_lens": (0,)}, {"empty_requests": True}),
+        (lambda p: p.num_requests > 1, {"query_lens": (1, 1), "seq_lens": (1, 1)},
+         {"num_requests": {"min": 2}}),
+        (
+            lambda p: p.causal and p.partial_last_page,
+            {"causal": True, "page_size": 16},
+            {"causal": True, "page_size": {"min": 2}, "partial_last_page": True},
+        ),
+        (lambda p: p.sinks and p.most_queries > 1,
+         {"sinks": True, "query_lens": (2,), "seq_lens": (2,)},
+         {"sinks": True, "most_queries": {"min": 2}}),
+        (lambda _: True, {}, {}),
+    ],
+)  # fmt: skip
+def test_what_a_problem_needs(
+    fault: Callable[[Problem], bool], smallest: dict[str, object], values: dict[str, object]
+) -> None:
+    problem = replace(AttentionProblem(), **smallest)  # type: ignore[arg-type]
+    assert fault(problem)
+    assert needs_of(problem, AXES, fault).values == values
+
+
+def test_a_value_of_which_nothing_is_known_is_not_needed() -> None:
+    """Another fault hides what an option would show, in most of what could be asked."""
+
+    def fails(problem: AttentionProblem) -> bool | None:
+        hidden = problem.window_left >= 0 and problem.most_keys > 1
+        return None if hidden else problem.sinks and problem.window_left < 0
+
+    found = needs_of(AttentionProblem(sinks=True), AXES, fails)  # type: ignore[arg-type]
+    assert found.values == {"sinks": True}
+
+
+def test_the_shortest_condition_is_told() -> None:
+    sizes = frozenset({3, 5, 7})
+    assert condition(frozenset({16, 32}), frozenset({1, 8}), 1) == {"min": 16}
+    assert condition(sizes, frozenset({1, 2, 4}), 1) == [3, 5, 7]
+    assert condition(frozenset({"relu2"}), frozenset({"swiglu"}), "swiglu") == "relu2"
+
+
+def test_a_condition_that_few_failures_share_is_no_further_one() -> None:
+    """Most problems have several keys anyway: that two which fail do says nothing."""
+    several = [AttentionProblem(seq_lens=(3,), seed=seed) for seed in range(20)]
+    one = [AttentionProblem(sinks=True, seed=seed) for seed in range(4)]
+    few = [replace(each, sinks=True) for each in several[:2]]
+    assert not further_conditions({"sinks": True}, few, one, [*several, *one])
+    many = [replace(each, sinks=True) for each in several]
+    others = [AttentionProblem(seed=seed) for seed in range(60)]
+    found = further_conditions({"sinks": True}, many, one * 5, [*many, *one, *others])
+    assert found == {"most_keys": {"min": 3}}
+
+
+def test_conforming_kernels_cost_no_experiment() -> None:
+    report = ImplementationReport("mine", "mine.py:mine", operation="paged_attention")
+    candidate = Candidate("mine", Address("mine.py:mine", None, "cpu"), AXES)
+    assert experiments_on(report, candidate, Plan(["mine"], TINY), 0, lambda: False) is None
+
+
+def test_two_faults_are_two_findings() -> None:
+    """The law ends with the window; that the soft cap is ignored is found without one."""
+    report = Run(Plan([f"{KERNELS}:window_and_cap"], TINY, laws=("parity",))).execute()
+    (one,) = report.implementations
+    assert not one.error
+    found = causes_of(one)
+    assert sorted(map(str, (each.values for each in found))) == [
+        "{'logits_soft_cap': {'min': 1.0}}",
+        "{'window_left': {'min': 0}}",
+    ]
+    assert all(each.failing and each.finding.law == "parity" for each in found)
+    (further,) = one.separation.further
+    assert further in one.findings
+    assert one.separation.unexplained == 0
