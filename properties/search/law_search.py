@@ -17,9 +17,9 @@ from ..findings.report import Finding, LawReport
 from ..isolation.workers import Worker
 from ..laws import Law
 from ..space.rounds import Enough
+from ..verdicts.memory_need import NO_ROOM
 from ..verdicts.verdict import Verdict
 from ..worker.requests import DeviceLostError, HarnessError
-from ..worker.room import NO_ROOM
 from .candidate import Candidate, Deadly
 from .case_runner import CaseRunner
 from .confirmation import Confirmation, Failure
