@@ -79,6 +79,8 @@ def looks_rounded(inputs: Any, out: torch.Tensor, bounded: Bounded) -> bool:  # 
         return False
     largest = expected.abs().amax(-1, keepdim=True)
     rows = largest.squeeze(-1) > 0
+    if bool(error[~rows].any()):  # no rounding makes a number of zeros
+        return False
     # Towards zero or away from it: what is scaled, or summed with too few keys, goes one way.
     outwards = (error * expected.sign() / largest.clamp(min=torch.finfo(largest.dtype).tiny))[rows]
     if outwards.numel() < FEWEST or bool((outwards.abs() > FEW * unit).any()):

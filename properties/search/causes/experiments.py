@@ -91,6 +91,7 @@ class Experiments:
         self._discover()
         if self._deaths >= MOST_DEATHS:
             return Separation()
+        self._drop_what_others_explain()
         for fault in self._faults:
             failing, passing = self._counted(fault)[:2]
             fault.more = further_conditions(
@@ -265,6 +266,12 @@ class Experiments:
             elif answer in fault.symptoms and not self._explained(problem, answer, fault):
                 failing.append(problem)
         return failing, passing, others
+
+    def _drop_what_others_explain(self) -> None:
+        """Leave out causes, the latest first, of which each failing problem has another one too."""
+        for fault in reversed([*self._faults]):
+            if len(self._faults) > 1 and not self._counted(fault)[0]:
+                self._faults.remove(fault)
 
     def _told(self, found: Sequence[Finding]) -> Separation:
         told: list[tuple[Fault, Separated]] = []

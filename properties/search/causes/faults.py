@@ -116,11 +116,16 @@ VISIBLE = {"regime", "dtype"}
 
 
 def alike(one: Fault, other: Fault) -> bool:
-    """Whether two causes lie in the same fields and sizes."""
+    """Whether two causes lie in the same fields and sizes, or one in some of the other's fields.
+
+    What hides a key may be a window, by itself or beside the causal mask: the smallest problems of
+    one fault need more or fewer fields, by their lengths.
+    """
     mine, others = one.needs.fields.keys(), other.needs.fields.keys()
     if not mine and not others:
         return one.needs.structure.keys() == other.needs.structure.keys()
-    return bool(mine & others) and mine ^ others <= VISIBLE
+    within = bool(one.symptoms & other.symptoms) and (mine <= others or others <= mine)
+    return bool(mine & others - VISIBLE) and (within or mine ^ others <= VISIBLE)
 
 
 def merge(one: Fault, other: Fault) -> None:

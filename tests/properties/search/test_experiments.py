@@ -11,13 +11,15 @@ import pytest
 from kernelproof.properties.findings.causes import causes_of
 from kernelproof.properties.findings.report import ImplementationReport
 from kernelproof.properties.search.candidate import Candidate
-from kernelproof.properties.search.causes.ablation import condition, needs_of
+from kernelproof.properties.search.causes.ablation import Needs, condition, needs_of
 from kernelproof.properties.search.causes.evidence import further_conditions
-from kernelproof.properties.search.causes.experiments import experiments_on
+from kernelproof.properties.search.causes.experiments import Experiments, experiments_on
+from kernelproof.properties.search.causes.faults import Fault, alike, merge
 from kernelproof.properties.search.engine import Run
 from kernelproof.properties.search.plan import Plan
 from kernelproof.properties.space.axes import Axes, all_axes
 from kernelproof.properties.space.profiles import Profile
+from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.properties.worker.requests import Address
 from kernelproof.reference import AttentionProblem, Problem
 
@@ -81,6 +83,35 @@ def test_the_shortest_condition_is_told() -> None:
     assert condition(frozenset({16, 32}), frozenset({1, 8}), 1) == {"min": 16}
     assert condition(sizes, frozenset({1, 2, 4}), 1) == [3, 5, 7]
     assert condition(frozenset({"relu2"}), frozenset({"swiglu"}), "swiglu") == "relu2"
+
+
+def fault(*names: str, symptom: str = "answer out", size: str = "most_keys") -> Fault:
+    fields = {name: frozenset({1}) for name in names}
+    needs = Needs(fields, dict.fromkeys(names, frozenset({0})), {size: {"min": 2}}, {})
+    return Fault(AttentionProblem(), Verdict("FAIL", "numeric"), needs, {symptom})
+
+
+def test_a_cause_in_some_of_the_fields_of_another_is_that_one() -> None:
+    """What needs hidden keys needs a window, or a window beside the causal mask."""
+    window, both = fault("window_left", "regime"), fault("window_left", "regime", "causal")
+    assert alike(window, both)
+    assert alike(both, window)
+    merge(both, window)
+    assert both.needs.fields.keys() == {"window_left", "regime"}
+    assert not alike(window, fault("window_left", "causal", symptom="answer lse"))
+    assert not alike(window, fault("sinks", "regime"))
+    assert not alike(fault("regime"), fault("regime", "sinks")), "a regime makes faults visible"
+
+
+def test_a_cause_that_explains_nothing_by_itself_is_not_told() -> None:
+    first, second = fault("causal"), fault("causal", "sinks")
+    examined = object.__new__(Experiments)
+    problems = [AttentionProblem(seq_lens=(keys,), causal=True, sinks=True) for keys in (2, 3)]
+    examined._seen = {each.id: (each, "answer out") for each in problems}
+    examined._faults = [first, second]
+    examined._drop_what_others_explain()
+    assert examined._faults == [first]
+    assert examined._counted(first)[0] == problems
 
 
 def test_a_condition_that_few_failures_share_is_no_further_one() -> None:

@@ -77,14 +77,21 @@ def test_faults_are_not_called_roundings(dtype: str, seed: int) -> None:
         out[:, 1] *= 1.1
         return out.to(inputs.out_dtype), lse
 
+    def rows_without_keys(inputs: Any) -> Any:  # noqa: ANN401
+        out, lse = attend(inputs)
+        out = torch.where(lse.isfinite().unsqueeze(-1), out, inputs.v_cache.double().mean())
+        return out.to(inputs.out_dtype), lse
+
     def few_keys(inputs: Any) -> Any:  # noqa: ANN401
         return naive(inputs, torch.float32, keys=1)
 
     def wrong_scale(inputs: Any) -> Any:  # noqa: ANN401
         return attend(replace(inputs, sm_scale=1.2 * inputs.sm_scale))
 
-    for kernel in (scaled, one_head, few_keys, wrong_scale):
-        verdict = judged(kernel, replace(PROBLEM, dtype=dtype, seed=seed))
+    short = replace(PROBLEM, query_lens=(40,), seq_lens=(37,))  # three rows see no key
+    for kernel in (scaled, one_head, few_keys, wrong_scale, rows_without_keys):
+        problem = short if kernel is rows_without_keys else PROBLEM
+        verdict = judged(kernel, replace(problem, dtype=dtype, seed=seed))
         assert verdict.status == "FAIL"
         assert "arithmetic" not in verdict.message
 
