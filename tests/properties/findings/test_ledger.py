@@ -382,7 +382,7 @@ class TestExplains:
 SHIPPED = load_ledger().entries
 WITH_CASE = [each for each in SHIPPED if each.case]
 FORCEFUL = [each for each in SHIPPED if each.is_forceful]
-FEATURES = {"custom_mask", "tree", "q_dtype", "window_left"}
+FEATURES = {"custom_mask", "tree", "q_dtype", "window_left", "grouped", "num_experts"}
 
 
 def stored_in(entry: Entry) -> tuple[str, Problem]:
