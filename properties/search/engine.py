@@ -122,6 +122,7 @@ class Run:
         self._prepared: set[int] = set()
         self._after_laws: dict[int, Callable[[], None]] = {}
         self._without_room: list[tuple[ImplementationReport, Candidate, LawReport]] = []
+        self._below_floor: list[tuple[ImplementationReport, Candidate, LawReport]] = []
         self._first: list[tuple[ImplementationReport, LawReport]] = []
         self._cut_off = False
         self._jobs = plan.jobs or usual_jobs(plan.device)
@@ -293,21 +294,44 @@ class Run:
     def _submit_again(self, laws: PriorityExecutor, pending: Pending) -> bool:
         """Queue what had no room on the GPU, one law at a time: nothing else runs by now.
 
+        Then laws that their own time left below their floor: the run's is not over.
+
         Returns:
             Whether there was something.
         """
-        if not self._without_room or self._stop.is_set():
+        if self._stop.is_set():
             return False
-        report, candidate, found = self._without_room.pop(0)
+        if self._without_room:
+            report, candidate, found = self._without_room.pop(0)
+            again = tuple(found.without_room.values())
+            self._submit_rest(laws, pending, report, candidate, found, again)
+            return bool(pending)
+        while self._below_floor:
+            report, candidate, found = self._below_floor.pop(0)
+            if found.judged < found.floor and found.finding is None:
+                self._submit_rest(laws, pending, report, candidate, found)
+        return bool(pending)
+
+    def _submit_rest(
+        self,
+        laws: PriorityExecutor,
+        pending: Pending,
+        report: ImplementationReport,
+        candidate: Candidate,
+        found: LawReport,
+        again: Sequence[Problem] = (),
+    ) -> None:
+        """Queue what a law has left: problems that had no room, or else further ones."""
         law = next(law for law in self._laws_of(report) if law.name == found.law)
+        # Another seed: those of the run's own were judged.
+        seed, missing = self.report.seed, found.floor - found.judged
         options = SearchOptions(
-            self.plan.profile, self.report.seed, len(found.without_room), math.inf,
-            confirm=self.plan.confirm,
+            self.plan.profile, seed if again else seed + 1, len(again) or missing, math.inf,
+            confirm=self.plan.confirm, longest=bool(again),
         )  # fmt: skip
 
         def work(worker: Worker) -> LawReport:
             worker.renew()  # it holds what other problems needed
-            again = tuple(found.without_room.values())
             return self._search(worker, candidate, law, options, again=again)
 
         def done(later: LawReport) -> None:
@@ -322,7 +346,6 @@ class Run:
                 report.fail(later.error)
 
         self._submit_to(laws, pending)(REPLAY_PRIORITY, report, work, done)
-        return bool(pending)
 
     def _include_first(self) -> None:
         """Add the verdicts on first problems to those of the laws' searches in all modules."""
@@ -564,8 +587,7 @@ class Run:
         else:
             report.laws.append(found)
             self._reached[id(report)].include(found)
-            if found.without_room and found.finding is None:
-                self._without_room.append((report, candidate, found))
+            self._note_rest(report, candidate, found)
             if self.plan.part is None:  # else the whole is measured by them
                 found.forget(all_of_them=found.finding is None and not shown)
         # Among those of the report, its case is written, and its cause is known.
@@ -584,6 +606,15 @@ class Run:
             self.progress.law_done(report, found)
             if len(report.laws) == len(names):
                 self._end_laws(submit, report, candidate)
+
+    def _note_rest(
+        self, report: ImplementationReport, candidate: Candidate, found: LawReport
+    ) -> None:
+        """Note what a law without a finding has left for the end of the run."""
+        if found.without_room and found.finding is None:
+            self._without_room.append((report, candidate, found))
+        if found.ended == "time" and found.judged < found.floor and found.finding is None:
+            self._below_floor.append((report, candidate, found))
 
     def _end_laws(self, submit: Submit, report: ImplementationReport, candidate: Candidate) -> None:
         """Queue what comes after all laws on an implementation, where there is something."""

@@ -453,7 +453,7 @@ def test_a_problem_without_room(kernelproof: Command) -> None:
     Path("case.json").write_text(json.dumps(case))
     ended = kernelproof("replay", "case.json")
     assert ended.code == 3
-    assert "no room for the tensors of MoEProblem(hidden=2147483647" in ended.err
+    assert "no room for the tensors of MoEProblem(hidden=2147483647" in ended.out
     assert "Traceback" not in ended.err
 
 

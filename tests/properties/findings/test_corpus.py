@@ -263,7 +263,7 @@ class TestReplaying:
         for number in range(3):
             store(tmp_path, f"{number}", AttentionProblem(seq_lens=(1 + number,)))
         self.run(tmp_path, Ledger(), laws=["parity", "well_formed"])
-        assert ranks == [0, 0, 0, 1, 2]
+        assert ranks == [0, 0, 0, 1, 2, 0], "cases, laws, and what tells the causes apart"
 
     def test_an_entry_of_first_calls_alone_is_not_retired_by_a_call_before(
         self, tmp_path: Path

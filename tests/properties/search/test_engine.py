@@ -448,6 +448,29 @@ def test_what_had_no_room_is_tried_again_when_nothing_else_runs(
     assert all(gap.code != "law" for gap in report.coverage.gaps)
 
 
+def test_what_a_law_s_own_time_left_below_its_floor_is_judged_in_the_run_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One slow problem has taken the law's time; the run has minutes left."""
+    held = LawReport("parity", judged=1, floor=3, ended="time")
+    search, asked = Run._search, []
+
+    def slow(run: Run, *given: Any, again: Sequence[Problem] = ()) -> LawReport:  # noqa: ANN401
+        del again
+        *_, options = given
+        asked.append((options.problems, options.seed))
+        return search(run, *given) if len(asked) > 1 else held
+
+    monkeypatch.setattr(Run, "_search", slow)
+    (report,) = execute("honest_attention").implementations
+    assert len(asked) == 2
+    assert asked[1] == (2, asked[0][1] + 1), "what is missing, of problems that were not drawn"
+    law = only_law(report)
+    assert law.judged >= 3
+    assert not law.incomplete
+    assert all(gap.code != "law" for gap in report.coverage.gaps)
+
+
 def test_under_a_sanitizer_replays_have_a_tenth_of_the_run_and_come_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
+from kernelproof.impl.protocol import OPERATIONS
+from kernelproof.properties.search.causes.ablation import needs_of
 from kernelproof.properties.search.simplify import Limit, options_of, simplify
+from kernelproof.properties.space.axes import Axes, all_axes
+from kernelproof.properties.space.profiles import PROFILES
+from kernelproof.properties.space.rounds import draw_problems
 from kernelproof.reference import AttentionProblem, BatchedMoEProblem, MoEProblem, Problem
 
 LARGE = AttentionProblem(
@@ -89,3 +94,16 @@ def test_experts_are_simplified_too() -> None:
     batched = BatchedMoEProblem(counts=(3, 40, 0, 12), most_rows=64)
     found, _ = simplified(batched, lambda p: max(p.counts) >= 9)
     assert found.counts == (9,)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_problems_of_every_operation_are_simplified_and_taken_apart(operation: str) -> None:
+    axes = Axes(operation, all_axes(operation), 100_000)
+    for problem in draw_problems(axes, PROFILES["quick"], 3, 12):
+        half = int(problem.id, 16) % 2
+
+        def fails(other: Problem, half: int = half) -> bool:
+            return int(other.id, 16) % 2 == half
+
+        found, _ = simplified(problem, fails, tries=60)
+        needs_of(found, axes, fails)
