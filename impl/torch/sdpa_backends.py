@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from ...reference import AttentionProblem
@@ -164,6 +163,9 @@ def _masked(
         if queries == length:
             return {"is_causal": True}
         if name == "flash" and inputs.q.is_cuda:
+            # Importing it loads torch's compiler and triton: seconds, which a CPU need not spend.
+            from torch.nn.attention.bias import causal_lower_right
+
             return {"attn_mask": causal_lower_right(queries, length)}
     return {"attn_mask": mask_of(inputs, queries, length, request)}
 
