@@ -172,6 +172,8 @@ class _Search:
             for name, simplest in self._simplest.items()
             if name not in KEPT and getattr(self.problem, name) != simplest
             and not (isinstance(simplest, tuple) and name not in IDENTITIES)
+            # A size below its default is smaller than what it would be put back to.
+            and not (_is_size(simplest) and 0 < getattr(self.problem, name) < simplest)
         ]  # fmt: skip
 
     def _reset(self, names: Sequence[str]) -> dict[str, Any]:
