@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ...reference import Problem
+from ..space.axes import keeps
 from ..space.operations import on_fewer_pages, simplify
 from ..space.rounds import Counterexample, Enough
 from ..verdicts.verdict import Verdict
@@ -72,7 +73,9 @@ class Shrink:
 
     def _is_fault(self, problem: Problem, fault: Verdict) -> bool:
         """Whether a problem fails by this fault; if not, the smallest stays what it was."""
-        before = self.smallest
+        before, axes = self.smallest, self._runner.candidate.axes
+        if not keeps(axes, problem, before.problem):
+            return False
         if self.fails(problem) and _alike(self.smallest.verdict, fault):
             return True
         self.smallest = before

@@ -33,6 +33,7 @@ __all__ = [
     "example",
     "fields_of",
     "has",
+    "keeps",
     "narrow",
     "resized",
 ]
@@ -86,6 +87,22 @@ def fields_of(axis: str, value: Any) -> dict[str, Any]:  # noqa: ANN401  a value
 def has(problem: Problem, axis: str, value: Any) -> bool:  # noqa: ANN401  a value of any axis
     """Whether a problem has a value of an axis or of a field; it has no phase."""
     return all(getattr(problem, n, None) == each for n, each in fields_of(axis, value).items())
+
+
+def keeps(axes: Axes, problem: Problem, before: Problem) -> bool:
+    """Whether a problem differs from another only in values that its axes have.
+
+    Where an axis has all of its values, other numbers will do too: a length may be any.
+    """
+    every = all_axes(axes.operation)
+    for axis, allowed in axes.values.items():
+        if axis in NO_FIELDS or len(allowed) == len(every.get(axis, ())):
+            continue
+        names = FIELDS.get(axis, (axis,))
+        new, old = ([getattr(each, name, None) for name in names] for each in (problem, before))
+        if new != old and (new[0] if len(names) == 1 else tuple(new)) not in allowed:
+            return False
+    return True
 
 
 Probe = Callable[[Sequence[Problem]], "list[Refusal | None]"]

@@ -11,10 +11,16 @@ import pytest
 from kernelproof.impl.protocol import OPERATIONS
 from kernelproof.properties.search.causes.ablation import needs_of
 from kernelproof.properties.search.simplify import Limit, options_of, simplify
-from kernelproof.properties.space.axes import Axes, all_axes
+from kernelproof.properties.space.axes import Axes, all_axes, keeps
 from kernelproof.properties.space.profiles import PROFILES
 from kernelproof.properties.space.rounds import draw_problems
-from kernelproof.reference import AttentionProblem, BatchedMoEProblem, MoEProblem, Problem
+from kernelproof.reference import (
+    AttentionProblem,
+    BatchedMoEProblem,
+    MergeProblem,
+    MoEProblem,
+    Problem,
+)
 
 LARGE = AttentionProblem(
     query_lens=(1, 7, 4), seq_lens=(5, 129, 80), num_kv_heads=4, group_size=3, head_dim_qk=64,
@@ -107,3 +113,17 @@ def test_problems_of_every_operation_are_simplified_and_taken_apart(operation: s
 
         found, _ = simplified(problem, fails, tries=60)
         needs_of(found, axes, fails)
+
+
+def test_a_smaller_problem_stays_within_what_may_be_drawn() -> None:
+    every = all_axes("merge_state")
+    four = Axes("merge_state", {**every, "num_states": (2, 4)}, 100_000)
+    problem = MergeProblem(num_states=4, num_tokens=40)
+    assert not keeps(four, replace(problem, num_states=3), problem)
+    assert keeps(four, replace(problem, num_states=2), problem)
+    assert keeps(four, replace(problem, num_tokens=33), problem)
+    heads = all_axes("paged_attention")
+    wide = Axes("paged_attention", {**heads, "head_dims": ((64, 64),)}, 100_000)
+    attention = AttentionProblem(head_dim_qk=64, head_dim_vo=64)
+    assert not keeps(wide, replace(attention, head_dim_qk=16, head_dim_vo=16), attention)
+    assert keeps(wide, replace(attention, seq_lens=(9,), query_lens=(1,)), attention)
