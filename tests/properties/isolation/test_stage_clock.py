@@ -23,12 +23,20 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux counts wh
 def busy() -> Iterator[int]:
     """A processor on which four other processes run all the time."""
     processor = max(os.sched_getaffinity(0))
-    spin = f"import os; os.sched_setaffinity(0, {{{processor}}})\nwhile True: pass"
-    others = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(OTHERS)]
+    spin = (
+        f"import os; os.sched_setaffinity(0, {{{processor}}}); print(flush=True)\nwhile True: pass"
+    )
+    others = [
+        subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE)
+        for _ in range(OTHERS)
+    ]
+    for each in others:  # imports over, it spins from now on
+        assert each.stdout is not None
+        each.stdout.readline()
     yield processor
     for each in others:
         each.kill()
-        each.wait()
+        each.communicate()
 
 
 def outcome_of(limit: float, **payload: object) -> Outcome:
@@ -41,7 +49,7 @@ def outcome_of(limit: float, **payload: object) -> Outcome:
 
 
 def test_a_call_that_gets_a_fifth_of_a_processor_is_not_stuck(busy: int) -> None:
-    outcome = outcome_of(1.0, do="work", seconds=0.5, processor=busy)
+    outcome = outcome_of(1.0, do="work", seconds=0.8, processor=busy)
     assert outcome.status == "done", outcome
     assert outcome.seconds > 1.0, "nothing was shown: the processor was not busy"
 
