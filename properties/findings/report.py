@@ -124,7 +124,7 @@ class Separation:
     """What experiments have made of an implementation's findings.
 
     Attributes:
-        causes: in the order of their findings; findings of none are told apart as before.
+        causes: in the order of their findings; other findings are grouped by shared values.
         further: findings that the experiments themselves have made.
         unexplained: problems that fail for none of the causes, since the time was over.
     """

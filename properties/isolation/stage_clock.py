@@ -27,7 +27,7 @@ class StageClock:
         self.restart()
 
     def restart(self) -> None:
-        """Begin a request: nothing was waited for, and nothing was looked at."""
+        """Begin a request: no wait and no reading of the stage counts before it."""
         self._stage, self._looked = "", 0.0
         self._waited: dict[str, float] = {}
         self._delays: dict[str, int] = {}

@@ -47,7 +47,7 @@ class ShrinkBudget:
         self.begun, self._costly = time.monotonic(), costly
 
     def extend(self) -> Limit:
-        """Give simplifying its time, whatever shrinking has taken."""
+        """Return a budget of its own for simplifying, whatever shrinking has taken."""
         seconds = SIMPLIFYING_SHARE * self.profile.shrink_seconds
         self._until = time.monotonic() + seconds
         return Limit(seconds, MOST_SIMPLIFYING)

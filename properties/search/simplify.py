@@ -77,7 +77,7 @@ def simplify(problem: Problem, still_fails: Fails, budget: Budget) -> Problem:
 
 
 def options_of(problem: Problem) -> dict[str, Any]:
-    """Return the fields whose values are not the simplest, but for lengths and what chooses bits.
+    """Return the fields whose values are not the simplest, except lengths, identities and seeds.
 
     What a person has to look at to understand a problem, beside its sizes.
     """

@@ -82,6 +82,7 @@ def with_calls(verdict: Verdict, given: Problem) -> Verdict:
             "call": each.number,
             "problem": each.problem.to_json(),
             "changes": changes(each, given, calls[0]),
+            "fields": _fields(each.problem, given) or _inputs(each, given, calls[0]),
         }
         for each in (calls if len(calls) <= MOST_SHOWN else [*calls[: MOST_SHOWN - 1], calls[-1]])
     ]
@@ -113,17 +114,30 @@ def changes(call: Asked, given: Problem, first: Asked) -> str:
     problem = call.problem
     if type(problem) is not type(given):
         return repr(problem)
-    names = [each.name for each in fields(problem)]
-    differ = [name for name in names if getattr(problem, name) != getattr(given, name)]
-    said = ", ".join(f"{name}={getattr(problem, name)!r}" for name in differ)
-    other = ", ".join(
-        f"{name} {value}"
-        for name, value in call.given.items()
-        if name not in differ and first.given.get(name) != value and name not in ("out", "lse")
-    )
-    if said:
+    differ = _fields(problem, given)
+    if differ:
+        said = ", ".join(f"{name}={getattr(problem, name)!r}" for name in differ)
         return f"the problem with {said}"
+    other = ", ".join(f"{name} {call.given[name]}" for name in _inputs(call, given, first))
     return f"the problem, given {other}" if other else "the problem"
+
+
+def _fields(problem: Problem, given: Problem) -> list[str]:
+    """Return the fields in which two problems differ; none of problems of two kinds."""
+    if type(problem) is not type(given):
+        return []
+    names = [each.name for each in fields(problem)]
+    return [name for name in names if getattr(problem, name) != getattr(given, name)]
+
+
+def _inputs(call: Asked, given: Problem, first: Asked) -> list[str]:
+    """Return the inputs that a call has otherwise than the first one, outputs left out."""
+    known = ("out", "lse", *_fields(call.problem, given))
+    return [
+        name
+        for name, value in call.given.items()
+        if name not in known and first.given.get(name) != value
+    ]
 
 
 def _given(inputs: object) -> dict[str, str]:

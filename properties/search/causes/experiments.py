@@ -42,10 +42,10 @@ DRAWN, IMPOSED = 120, 30
 of each cause are given, on a fast implementation."""
 MOST_DEATHS = 2
 """Processes that may die; beyond it, experiments would cost too much."""
-DECIDES = 0.6
+DECIDES = 1 / 3
 """Least share of the problems with a cause's values that fail, where there are several causes."""
 MOST_OF_LAW = 40
-"""Most failing problems of the law that are looked at besides, the smallest ones."""
+"""Most further failing problems of the law that are examined, the smallest first."""
 
 
 class Experiments:
@@ -80,7 +80,7 @@ class Experiments:
         self._seen: dict[str, tuple[Problem, str]] = {}
 
     def run(self, report: ImplementationReport) -> Separation:
-        """Tell apart the causes of an implementation's findings."""
+        """Return the causes of an implementation's findings."""
         found = [each for each in report.findings if _may_be_examined(each)]
         self._runner(self._law).warm_up()
         self._look_at_findings(report, found)
@@ -92,14 +92,14 @@ class Experiments:
             self._look_at(imposed(drawn[: max(1, len(drawn) * IMPOSED // DRAWN)], fault))
         self._discover()
         self._drop_what_others_explain()
-        if self._deaths >= MOST_DEATHS or not self._is_told_apart():
-            return Separation()
         for fault in self._faults:
             failing, passing = self._counted(fault)[:2]
             fault.more = further_conditions(
                 fault.values, failing, passing, [each for each, _ in self._seen.values()]
             )
-        return self._told(found)
+        if self._deaths >= MOST_DEATHS or not self._are_decisive():
+            return Separation()
+        return self._separation(found)
 
     # What is seen
 
@@ -253,7 +253,7 @@ class Experiments:
         """Whether a problem passes without any one of the conditions of a cause."""
         return needs_all(problem, fault, self._fails_as(problem, fault))
 
-    # What is told
+    # The report
 
     def _counted(self, fault: Fault) -> tuple[list[Problem], list[Problem], list[Problem]]:
         """Return which problems fail for a cause alone, pass with its values, and lack these."""
@@ -269,10 +269,11 @@ class Experiments:
                 failing.append(problem)
         return failing, passing, others
 
-    def _is_told_apart(self) -> bool:
-        """Whether there is one cause, or each of several decides on most problems it speaks of.
+    def _are_decisive(self) -> bool:
+        """Whether there is one cause, or most problems with the values of each of several fail.
 
-        An error near its bound fails here and passes there: what looks like several causes is one.
+        An error near its bound fails in some problems and passes in others, whatever their values:
+        what looks like several causes is one.
         """
         counts = [[len(each) for each in self._counted(fault)[:2]] for fault in self._faults]
         return len(counts) < 2 or all(bad >= DECIDES * (bad + good) for bad, good in counts)  # noqa: PLR2004  several
@@ -283,7 +284,7 @@ class Experiments:
             if len(self._faults) > 1 and not self._counted(fault)[0]:
                 self._faults.remove(fault)
 
-    def _told(self, found: Sequence[Finding]) -> Separation:
+    def _separation(self, found: Sequence[Finding]) -> Separation:
         told: list[tuple[Fault, Separated]] = []
         for fault in self._faults:
             counts = [len(each) for each in self._counted(fault)]
@@ -328,6 +329,8 @@ class Experiments:
                          and holds(finding.problem, each.values)), None)  # fmt: skip
         if (named := self._ignored_by(finding)) is not None:
             return named
+        if (changed := self._changed_by(finding)) is not None:
+            return changed
         for problem in _problems_of(finding):
             answer = self._answer(problem)
             if answer:
@@ -342,6 +345,16 @@ class Experiments:
         """Return the cause that lies in an option which a finding says to be ignored."""
         named = set(finding.verdict.ignored)
         return next((each for each in self._faults if named & each.needs.fields.keys()), None)
+
+    def _changed_by(self, finding: Finding) -> Fault | None:
+        """Return the cause that lies in what a law changes, where its own problem shows no cause.
+
+        Scaling keys and unscaling them shows a scale that is ignored, in a problem without one.
+        """
+        if self._answer(finding.problem):
+            return None
+        changed = {name for call in finding.verdict.compared for name in call.get("fields", ())}
+        return next((each for each in self._faults if changed & each.needs.fields.keys()), None)
 
     def _needed_by(self, finding: Finding) -> Fault | None:
         """Return the cause without whose values a law does not fail."""
@@ -360,7 +373,7 @@ class Experiments:
         return fails
 
     def _tell_alone(self, finding: Finding, alone: list[tuple[Needs, Separated]]) -> None:
-        """Tell the cause of a finding that the law which compares with the oracle does not see."""
+        """Add the cause of a finding that the law which compares with the oracle does not see."""
         if self._over() or not self._fails_under(finding)(finding.problem):
             return
         needs = needs_of(finding.problem, self._candidate.axes, self._fails_under(finding))
@@ -402,7 +415,7 @@ def experiments_on(
         except DeviceLostError:
             raise
         except (HarnessError, RuntimeError):
-            # RuntimeError: the pool was closed. Findings are told apart as before, then.
+            # RuntimeError: the pool was closed. Findings are then grouped by shared values.
             return Separation()
 
     return made
@@ -415,5 +428,8 @@ def _may_be_examined(finding: Finding) -> bool:
 
 
 def _problems_of(finding: Finding) -> list[Problem]:
-    about = finding.verdict.about
-    return [*([problem_from_json(about)] if about else []), finding.problem]
+    """Return the problems that a law judged, those that it made of its own included."""
+    verdict = finding.verdict
+    made = [*([verdict.about] if verdict.about else []), *(c["problem"] for c in verdict.compared)]
+    problems = [*map(problem_from_json, made), finding.problem]
+    return list({each.id: each for each in problems}.values())

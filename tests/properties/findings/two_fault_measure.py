@@ -1,4 +1,4 @@
-"""How many kernels with two faults are told as such: two findings with true conditions.
+"""Count the kernels with two faults whose report has two findings with true conditions.
 
 python tests/properties/findings/two_fault_measure.py [--kept-aside] [--profile P] [PAIR ...]
 """
@@ -129,7 +129,7 @@ def findings_on(pair: Sequence[str], profile: str = "quick", laws: Sequence[str]
 
 
 def main() -> None:
-    """Print a line for each finding, and how many pairs are told."""
+    """Print a line for each finding, and the number of pairs with two true findings."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pairs", nargs="*", help="names as of kernels.title; all if none")
     parser.add_argument("--kept-aside", action="store_true")

@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 
 from kernelproof.properties.findings.causes import causes_of
-from kernelproof.properties.findings.report import ImplementationReport
+from kernelproof.properties.findings.report import Finding, ImplementationReport
 from kernelproof.properties.search.candidate import Candidate
 from kernelproof.properties.search.causes.ablation import Needs, condition, needs_of
 from kernelproof.properties.search.causes.evidence import further_conditions
-from kernelproof.properties.search.causes.experiments import Experiments, experiments_on
+from kernelproof.properties.search.causes.experiments import (
+    Experiments,
+    _problems_of,
+    experiments_on,
+)
 from kernelproof.properties.search.causes.faults import Fault, alike, merge
 from kernelproof.properties.search.engine import Run
 from kernelproof.properties.search.plan import Plan
@@ -112,6 +116,30 @@ def test_a_cause_that_explains_nothing_by_itself_is_not_told() -> None:
     examined._drop_what_others_explain()
     assert examined._faults == [first]
     assert examined._counted(first)[0] == problems
+
+
+def test_what_a_law_changes_shows_the_cause_of_its_finding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Scaling keys back shows that a scale is ignored, in a problem that has no scale itself."""
+    scale, sinks = fault("k_scale"), fault("sinks")
+    examined = object.__new__(Experiments)
+    examined._faults = [sinks, scale]
+    calls = ({"problem": AttentionProblem().to_json(), "fields": ["k_scale"]},)
+    verdict = Verdict("FAIL", "numeric", compared=calls)
+    finding = Finding("mine", "scale_homogeneity", verdict, AttentionProblem())
+    monkeypatch.setattr(examined, "_answer", lambda _: "")
+    assert examined._changed_by(finding) is scale
+    assert examined._changed_by(replace(finding, verdict=Verdict("FAIL", "numeric"))) is None
+    monkeypatch.setattr(examined, "_answer", lambda _: "answer out")
+    assert examined._changed_by(finding) is None, "its own problem tells more"
+
+
+def test_a_finding_is_of_the_problems_that_its_law_made() -> None:
+    made = AttentionProblem(kv_layout="HND")
+    verdict = Verdict("FAIL", "numeric", compared=({"problem": made.to_json()},))
+    finding = Finding("mine", "layout_invariance", verdict, AttentionProblem())
+    assert _problems_of(finding) == [made, AttentionProblem()]
 
 
 def test_a_condition_that_few_failures_share_is_no_further_one() -> None:

@@ -11,7 +11,7 @@ from kernelproof.properties.findings.cases import case_of
 from kernelproof.properties.findings.report import Finding
 from kernelproof.properties.findings.text_format import finding_lines
 from kernelproof.properties.seeded import BUGS
-from kernelproof.properties.verdicts.asked import CALLS, MOST_KEPT, Calls, with_calls
+from kernelproof.properties.verdicts.asked import CALLS, MOST_KEPT, MOST_SHOWN, Calls, with_calls
 from kernelproof.properties.verdicts.verdict import PASS, Verdict
 from kernelproof.properties.worker import tasks
 from kernelproof.properties.worker.requests import read_answer
@@ -63,6 +63,9 @@ def test_every_law_shows_the_calls_that_it_compares(law: str, bug: str, said: st
     assert [each["call"] for each in verdict.compared] == sorted(
         each["call"] for each in verdict.compared
     )
+    changed = [name for each in verdict.compared for name in each["fields"]]
+    assert changed, "the fields or inputs that the law changed"
+    assert all(name in calls for name in changed if len(verdict.compared) <= MOST_SHOWN)
     assert problems[-1] != PROBLEM or problems[0] != PROBLEM or len(problems) > 2
     finding = Finding("mine", law, verdict, PROBLEM)
     case = case_of(finding, "mine", operation=None, seed=0, target={})
