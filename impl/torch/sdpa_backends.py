@@ -178,7 +178,6 @@ def _implementation(name: str) -> Implementation:
         supports=_supports(name),
         # No features: a causal mask and a window leave rows without keys, and little is drawn.
         arithmetic=ARITHMETIC,
-        hidden_keys="finite",
     )(functools.partial(_attend, name=name))
 
 
