@@ -70,6 +70,7 @@ BUGS: tuple[SeededBug, ...] = (
     *reuse_bugs.BUGS,
     *quantised_bugs.BUGS,
     *scale_bugs.BUGS,
+    *tensor_cores.BUGS,
     *format_bugs.BUGS,
     *merge_bugs.BUGS,
     *metadata_bugs.BUGS,

@@ -22,6 +22,8 @@ TILED_KEYS = 2**10 + BEHIND_AN_EDGE
 """Their keys: four tiles of 256, and a last one that is not full."""
 TILE_SEEDS = (0, 1)
 """Their seeds, which choose the tile."""
+MANY_CHANNELS, SIGNED_KEYS = 96, 200
+"""Channels of a head, at least, and keys of requests whose operands have one sign."""
 OF_FEW_QUERIES = ("decode", "verify", "chunk")
 """Phases whose requests may have one or two queries, and any number of keys."""
 OTHER_VALUES: dict[str, tuple[Any, ...]] = {
@@ -93,6 +95,25 @@ def of_hidden_tiles(axes: Axes) -> list[AttentionProblem]:
         replace(_of_keys(axes, {**chosen, "mask_pattern": pattern}, TILED_KEYS), seed=seed)
         for pattern in patterns for seed in TILE_SEEDS
     ]  # fmt: skip
+
+
+def of_one_sign(axes: Axes) -> list[AttentionProblem]:
+    """Return requests of FP8 queries and keys of one sign, where a kernel multiplies them as such.
+
+    What is cut off adds up over many channels and whole tiles of keys, of which few are drawn in
+    that regime. They are the same in each run.
+    """
+    if axes.operation == "append_paged_kv" or "one_sign" not in axes.allows("regime"):
+        return []
+    for part in axes.restricted():
+        pairs = [(name, name) for name in FP8 if (name, name) in part.allows("caches")]
+        dims = [each for each in part.allows("head_dims") if min(each) >= MANY_CHANNELS]
+        chosen = _of_few_queries(part)
+        if chosen is not None and pairs and dims:
+            values = {"caches": pairs[0], "head_dims": min(dims), "regime": "one_sign"}
+            problem = _of_keys(part, {**chosen, **values}, SIGNED_KEYS)
+            return [replace(problem, seed=seed) for seed in TILE_SEEDS]
+    return []
 
 
 def full_batches(axes: Axes) -> dict[str, list[AttentionProblem]]:

@@ -46,7 +46,7 @@ from .context_parallel import (
     context_parallel_problems,
 )
 from .floors import edges_of_experts, edges_owed_by_experts, floor_problems, long_problems
-from .longest import full_batches, longest, of_hidden_tiles
+from .longest import full_batches, longest, of_hidden_tiles, of_one_sign
 from .moe_axes import MOE_AXES, ROUTE_AXES, moe_example, route_example
 from .moe_strategies import moe_problems, route_problems
 from .real_drawing import many_values, row_values, wide_problems
@@ -86,7 +86,7 @@ def _none_full(axes: Axes) -> Mapping[str, Sequence[Problem]]:
 
 
 def _wide(axes: Axes) -> Sequence[Problem]:
-    return [*wide_problems(axes), *of_hidden_tiles(axes)]
+    return [*wide_problems(axes), *of_hidden_tiles(axes), *of_one_sign(axes)]
 
 
 def _regimes(problem: Problem, axes: Axes) -> Sequence[str]:

@@ -51,7 +51,7 @@ UNSEEN = frozenset({
     "graph-keeps-page-indices", "keys-of-the-host", "layout-guessed",
     "second-byte-lost", "sixty-four-parts", "full-last-part",
     "window-of-eleven-bits", "hidden-wide-tile-resets", "first-two-spans",
-    "tokens-of-twelve-bits",
+    "tokens-of-twelve-bits", "products-cut-short",
     "path-of-deepseek-loses-a-lane", "counts-in-whole-warps", "static-scale-does-not-saturate",
     "ue8m0-of-tokens-packed-wrong", "block-scales-transposed",
 })  # fmt: skip
@@ -70,6 +70,19 @@ RARE: dict[str, Problem] = {
     ),
     "hidden-wide-tile-resets": AttentionProblem(
         RAGGED, seq_lens=(1061,), custom_mask=True, mask_pattern="inner_tile", seed=1
+    ),
+    # Whole tiles of keys of one sign with many channels, in FP8: from the profile gate on.
+    "products-cut-short": AttentionProblem(
+        query_lens=(4,),
+        seq_lens=(200,),
+        num_kv_heads=2,
+        head_dim_qk=128,
+        head_dim_vo=128,
+        dtype="bfloat16",
+        page_size=16,
+        kv_cache="float8_e4m3fn",
+        q_dtype="float8_e4m3fn",
+        regime="one_sign",
     ),
     # More tokens than are drawn: parity has such a call from the profile gate on.
     "tokens-of-twelve-bits": MoEProblem(num_tokens=4097),

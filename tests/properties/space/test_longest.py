@@ -15,6 +15,7 @@ from kernelproof.properties.space.longest import (
     full_batches,
     longest,
     of_hidden_tiles,
+    of_one_sign,
 )
 from kernelproof.properties.space.profiles import GPU_WORK
 from kernelproof.reference import AttentionProblem, materialise
@@ -54,6 +55,26 @@ def test_the_last_key_of_the_second_has_almost_all_weight() -> None:
     assert isinstance(inputs, RaggedAttentionInputs)
     weights = torch.einsum("qhd,khd->hqk", inputs.q, inputs.k).mul(inputs.sm_scale).softmax(-1)
     assert weights[..., -1].min() > 0.9
+
+
+@pytest.mark.parametrize("operation", ["paged_attention", "ragged_attention"])
+def test_operands_of_one_sign_fill_whole_tiles_where_both_are_fp8(operation: str) -> None:
+    axes = _axes(operation)
+    problems = of_one_sign(axes)
+    assert len(problems) == 2
+    for problem in problems:
+        assert problem.q_dtype == problem.kv_cache == "float8_e4m3fn"
+        assert (problem.regime, problem.head_dim_qk >= 96, problem.most_keys) == (
+            "one_sign",
+            True,
+            200,
+        )
+        inputs = materialise(problem)
+        assert isinstance(inputs, AttentionInputs)
+        assert inputs.q.float().min() >= 0
+    for name, values in (("caches", (("", ""),)), ("regime", ("iid",)), ("head_dims", ((64, 64),))):
+        assert not of_one_sign(replace(axes, values={**axes.values, name: values}))
+    assert not of_one_sign(_axes("append_paged_kv"))
 
 
 @pytest.mark.parametrize("operation", ["paged_attention", "ragged_attention"])
