@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, runtime_checkable
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, runtime_checkable
 from typing import Protocol as Typing
 
 import torch
@@ -17,6 +17,9 @@ from .features import FEATURES, drawn_features
 from .targets.backends import BACKENDS, COMPILERS, KERNELPROOF
 from .targets.refusal import Refusal
 from .targets.target import Target, distribution_of, installed_version
+
+if TYPE_CHECKING:
+    from .gating import Feature
 
 Operation = Literal[
     "paged_attention",
@@ -142,6 +145,8 @@ class Implementation:
     wide_arithmetic: Sequence[tuple[int, Arithmetic]] = ()
     declared_provider: str | None = None
     hidden_keys: str = "any"
+    chosen_backend: Callable[[Target], str] | None = None
+    ruled_as: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def provider(self) -> str:
@@ -181,6 +186,10 @@ class Implementation:
             if head_dim_vo >= channels:
                 found = wide
         return found
+
+    def backend_on(self, target: Target) -> str:
+        """Name the backend of which the support rules are asked on a machine; "" for none."""
+        return self.chosen_backend(target) if self.chosen_backend else self.backend
 
     def builds_ahead(self, device: str) -> bool:
         """Whether modules are built before the first problem on a device, "cpu" or "cuda"."""
@@ -228,22 +237,20 @@ class Implementation:
             if isinstance(answer, Refusal) and answer:
                 return answer
             return Refusal(answer or f"{self.name}.supports said no", "supports")
-        if not self.backend or EVERY_RULE in without_rules:
+        if not self.backend_on(target) or EVERY_RULE in without_rules:
             return None
-        return _ask_rules(problem, self, target, without_rules)
+        # Imported when it is asked: a kernel that names no backend does not need `packaging`.
+        from .gating import decide, load_rules
 
+        book = load_rules().without(frozenset(without_rules)) if without_rules else None
+        return decide(self.feature_of(problem, target), target, book=book).refusal
 
-def _ask_rules(
-    problem: Problem, asked: Implementation, target: Target, without_rules: Collection[str]
-) -> Refusal | None:
-    """Return why the support rules refuse a problem; None if they do not."""
-    # Imported when it is asked: a kernel that names no backend does not need `packaging`.
-    from .gating import decide, load_rules
-    from .gating.of_problem import feature_of
+    def feature_of(self, problem: Problem, target: Target) -> Feature:
+        """Return what the support rules are asked about a call of it on a machine."""
+        from .gating.of_problem import feature_of
 
-    book = load_rules().without(frozenset(without_rules)) if without_rules else None
-    feature = feature_of(problem, asked.backend, decodes=asked.decodes)
-    return decide(feature, target, book=book).refusal
+        asked = replace(problem, **self.ruled_as) if self.ruled_as else problem
+        return feature_of(asked, self.backend_on(target), decodes=self.decodes)
 
 
 def _check_kinds(
@@ -257,9 +264,9 @@ def _check_kinds(
         "tile": (tile, int),
         "split": (split, int),
     }
-    for field, (value, kind) in kinds.items():
+    for option, (value, kind) in kinds.items():
         if not isinstance(value, kind):
-            message = f"{field} is {type(value).__name__}; it must be {kind.__name__}"
+            message = f"{option} is {type(value).__name__}; it must be {kind.__name__}"
             raise TypeError(message)
     if not name.isprintable():
         message = f"name is {name!r}; it must hold no control characters"
@@ -288,6 +295,8 @@ def implementation(
     session: Callable[[], Session] | None = None,
     provider: str | None = None,
     hidden_keys: Literal["any", "finite"] = "any",
+    chosen_backend: Callable[[Target], str] | None = None,
+    ruled_as: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[[Any], Any]], Implementation]:
     """Make an implementation of a function, for use as a decorator.
 
@@ -343,11 +352,16 @@ def implementation(
         hidden_keys: what pages of a cache may hold that lie behind every query's window: ``"any"``
             thing, NaN included, as engines that free and reuse them leave it; ``"finite"`` where
             the kernel multiplies it by 0. Every report says so.
+        chosen_backend: names the backend on a machine, where a call chooses it by the chip; then
+            ``backend`` stays empty.
+        ruled_as: fields of a problem of which the support rules are asked another value: the one
+            that the library is called with, such as ``{"q_dtype": ""}`` where queries in FP8 are
+            handed over in 16 bits.
 
     Raises:
         TypeError: a name, provider, arithmetic, tile or split of another type.
-        ValueError: an unknown operation, feature, backend or ``hidden_keys``, or no number of
-            compilers, minutes or keys.
+        ValueError: an unknown operation, feature, backend or ``hidden_keys``, a backend twice, or
+            no number of compilers, minutes or keys.
     """
     _check_kinds(name, provider, arithmetic, tile, split)
     if operation not in OPERATIONS:
@@ -357,6 +371,9 @@ def implementation(
     if backend and backend not in BACKENDS:
         meant = did_you_mean(str(backend), BACKENDS)
         message = f"backend is {backend!r}; {meant}it must be one of {', '.join(BACKENDS)}"
+        raise ValueError(message)
+    if backend and chosen_backend:
+        message = f"backend is {backend!r} and there is a chosen_backend; name one of the two"
         raise ValueError(message)
     if build_ahead not in (False, True, "cpu", "cuda"):
         message = f"build_ahead is {build_ahead!r}; it must be True, False, 'cpu' or 'cuda'"
@@ -402,6 +419,8 @@ def implementation(
             wide_arithmetic=wide_arithmetic,
             declared_provider=provider,
             hidden_keys=hidden_keys,
+            chosen_backend=chosen_backend,
+            ruled_as=dict(ruled_as or {}),
         )
 
     return decorate

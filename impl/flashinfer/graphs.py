@@ -1,12 +1,15 @@
 """FlashInfer's wrappers with ``use_cuda_graph=True``: planned into buffers that stay, and replayed.
 
-A wrapper fixes its number of requests when it is made, and the prefill wrapper its number of query
-tokens at its first plan. So a batch is padded by requests without keys, as engines do, and the
-first plan is one of as many tokens as there is room for. A prefill's plan owns every row of the
-queries (0.7.2.post1 asks for it): the requests that are added, always one at least, own those that
-are added. ``uniform_q_len`` is a promise for all plans of a wrapper, so that a graph is of one
-number of tokens a request. A wrapper that has room for a mask reads one in every run, so that
-batches with and without a mask have wrappers of their own.
+A wrapper fixes its number of requests when it is made, the prefill wrapper its number of query
+tokens at its first plan, and the decode wrapper those of each request. So a batch is padded by
+requests without keys, as engines do, and the first plan is one of as many tokens as there is room
+for. A prefill's plan owns every row of the queries (0.7.2.post1 asks for it): the requests that are
+added, always one at least, own those that are added. ``uniform_q_len`` is a promise for all plans
+of a wrapper, and ``q_len_per_req`` part of what it keeps, so that a graph is of one number of
+tokens a request. A decode of several tokens asks for as many keys of each request: those that are
+added have them, on the cache's first page, and nobody reads what comes of them. A wrapper that has
+room for a mask reads one in every run, so that batches with and without a mask have wrappers of
+their own.
 """
 
 from __future__ import annotations
@@ -16,14 +19,12 @@ from dataclasses import replace
 
 import torch
 
-from ...reference import AttentionProblem, BatchMetadata
+from ...reference import BatchMetadata
 from ...reference.tensors.inputs import PagedAttentionInputs
 from ..gpu.cuda_graphs import Recorded, Replays, options_of, padded, room_for, with_rows
 from ..protocol import Implementation
-from ..targets.target import Target
 from .backends import FA3
 from .calls import new_wrapper, shared_workspace
-from .claims import one_query_token
 from .paged import (
     cuda_core_decode,
     prefill_fa2,
@@ -40,6 +41,7 @@ from .plans import (
     Kind,
     Pair,
     run,
+    tokens_a_request,
 )
 from .sessions import owned
 
@@ -55,14 +57,18 @@ class _Fixed:
     def __init__(self, kind: Kind, inputs: PagedAttentionInputs) -> None:
         self.kind = kind
         self.options = options_of(inputs)
-        self.most = self.requests = self.tokens = room_for(inputs.metadata.num_requests)
+        self.most = self.requests = room_for(inputs.metadata.num_requests)
+        each, self.keys = tokens_a_request(inputs.metadata), 0
         if kind.takes_queries:
-            requests, self.requests = inputs.metadata.num_requests, self.most + 1
-            self.tokens = room_for(len(inputs.q))
-            if kind.uniform:
-                self.tokens = self.requests * (len(inputs.q) // requests)
+            self.requests = self.most + 1
+        else:
+            each = max(each, 1)
+            self.keys = each if each > 1 else 0
+        self.tokens = self.requests * each if kind.uniform else room_for(len(inputs.q))
         self.device = inputs.q.device
-        self.pages = max(MOST_PAGES, room_for(len(inputs.metadata.paged_kv_indices)))
+        # Each request that is added may have as many pages as it has keys.
+        self.most_pages = max(MOST_PAGES, room_for(len(inputs.metadata.paged_kv_indices)))
+        self.pages = self.most_pages + self.requests * self.keys
         sizes = {
             "qo_indptr": self.requests + 1,
             "paged_kv_indptr": self.requests + 1,
@@ -115,14 +121,14 @@ class _Fixed:
             options_of(inputs) == self.options
             and requests <= self.most
             and tokens <= self.tokens
-            and len(inputs.metadata.paged_kv_indices) <= self.pages
+            and len(inputs.metadata.paged_kv_indices) <= self.most_pages
             and alike
         )
 
     def plan(self, inputs: PagedAttentionInputs) -> None:
         """Plan a batch into the buffers."""
-        tokens = self.tokens if self.kind.takes_queries else None
-        metadata = owned(padded(inputs.metadata, self.requests, tokens), self.device)
+        batch = padded(inputs.metadata, self.requests, self.tokens, keys=self.keys)
+        metadata = owned(batch, self.device)
         self._plan(inputs, metadata, inputs.metadata.num_requests)
 
     def _plan(self, inputs: PagedAttentionInputs, metadata: BatchMetadata, requests: int) -> None:
@@ -198,20 +204,6 @@ class FixedSession:
 _replays = functools.cache(Replays)
 
 
-def _decoding(eager: Implementation) -> Implementation:
-    """Return an adapter without requests of several tokens.
-
-    How many they have is part of the shape that a graph keeps, and no padded request has as many.
-    """
-    refused = one_query_token("a decode wrapper's graph takes")
-
-    def supports(problem: AttentionProblem, target: Target) -> bool | str:
-        more = refused(problem, target)
-        return more or eager.supports is None or eager.supports(problem, target)
-
-    return replace(eager, supports=supports)
-
-
 def _replayed(eager: Implementation, kind: Kind, *without: str) -> Implementation:
     """Make of an adapter one that replays its calls from CUDA graphs.
 
@@ -235,8 +227,8 @@ def _replayed(eager: Implementation, kind: Kind, *without: str) -> Implementatio
     )
 
 
-decode_graph = _replayed(_decoding(cuda_core_decode), DECODE)
-decode_fa2_graph = _replayed(_decoding(tensor_core_decode), DECODE_FA2)
+decode_graph = _replayed(cuda_core_decode, DECODE)
+decode_fa2_graph = _replayed(tensor_core_decode, DECODE_FA2)
 prefill_fa2_graph = _replayed(prefill_fa2, PREFILL_FA2)
 prefill_fa3_graph = _replayed(prefill_fa3, PREFILL_FA3, *FA3.features)
 prefill_uniform_graph = _replayed(uniform_prefill, PREFILL_UNIFORM)

@@ -16,7 +16,7 @@ from ..targets.refusal import Refusal
 from ..targets.target import Target
 from .backends import CUDA_CORE, FA2, FA3, module_key
 from .calls import attention_refusal, flashinfer, version, wrapper
-from .claims import Refuses, few_query_tokens, first_reason, one_head_dim, one_query_token
+from .claims import Refuses, few_query_tokens, first_reason, one_head_dim
 from .libraries import attention_library
 from .plans import (
     DECODE,
@@ -49,7 +49,6 @@ MIXED: tuple[Refuses, ...] = (
     attention_refusal,
 )
 """What neither decodes nor a mixed batch are called with."""
-DECODES: tuple[Refuses, ...] = (one_query_token("a decode with these options takes"), *MIXED)
 VERIFIES: tuple[Refuses, ...] = (few_query_tokens("a decode wrapper takes", surplus=True), *MIXED)
 """What decode wrappers are not called with: which of them take several tokens, the rules say."""
 
@@ -113,16 +112,16 @@ def tensor_core_decode(inputs: PagedAttentionInputs) -> Pair:
 
 # FlashInfer calls both options of the plan its controls of batch invariance. Of prefills that is
 # not taken for a promise: the tile of queries follows from the mean length of the batch.
-INVARIANT = (*FA2.features, "batch_invariant")
+INVARIANT = replace(FA2, features=(*FA2.features, "batch_invariant"), decodes=True)
 
 
-@FA2.adapter("paged_attention", "flashinfer-decode-fa2-fixed-split", *DECODES, features=INVARIANT)
+@INVARIANT.adapter("paged_attention", "flashinfer-decode-fa2-fixed-split", *VERIFIES)
 def fixed_split_decode(inputs: PagedAttentionInputs) -> Pair:
     """Decode with tensor cores in parts of as many pages (``fixed_split_size``)."""
     return attend(DECODE_FIXED, inputs, inputs.metadata, apart="fixed", enable_pdl=False)
 
 
-@FA2.adapter("paged_attention", "flashinfer-decode-fa2-unsplit", *DECODES, features=INVARIANT)
+@INVARIANT.adapter("paged_attention", "flashinfer-decode-fa2-unsplit", *VERIFIES)
 def unsplit_decode(inputs: PagedAttentionInputs) -> Pair:
     """Decode with tensor cores, each request in one part (``disable_split_kv``)."""
     return attend(DECODE_UNSPLIT, inputs, inputs.metadata, apart="unsplit", enable_pdl=False)

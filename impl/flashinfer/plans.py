@@ -31,8 +31,7 @@ def plan_decode(
     **more: Any,  # noqa: ANN401  options of the plan
 ) -> None:
     """Plan ``BatchDecodeWithPagedKVCacheWrapper``; the metadata are on the host or the device."""
-    requests = max(metadata.num_requests, 1)
-    tokens = inputs.q.shape[0] // requests if inputs.q.shape[0] > requests else 1
+    tokens = tokens_a_request(metadata)
     planned.plan(
         indptr=metadata.paged_kv_indptr,
         indices=metadata.paged_kv_indices,
@@ -60,7 +59,7 @@ def plan_prefill(
     have equally many query tokens.
     """
     if uniform:
-        more["uniform_q_len"] = int(metadata.qo_indptr[-1]) // max(metadata.num_requests, 1)
+        more["uniform_q_len"] = tokens_a_request(metadata)
     planned.plan(
         qo_indptr=metadata.qo_indptr,
         paged_kv_indptr=metadata.paged_kv_indptr,
@@ -73,6 +72,11 @@ def plan_prefill(
         **_shared(inputs, metadata, backend),
         **more,
     )
+
+
+def tokens_a_request(metadata: BatchMetadata) -> int:
+    """Return how many query tokens each request has, where all have equally many."""
+    return int(metadata.qo_indptr[-1]) // max(metadata.num_requests, 1)
 
 
 def _mask_of(
@@ -103,7 +107,7 @@ class Kind:
         backend: as the support rules call it.
         options: arguments of the class.
         buffers: arguments that hold the metadata of CUDA graphs, by field of ``BatchMetadata``.
-        uniform: whether its plan has `uniform_q_len`, the query tokens of each request.
+        uniform: whether its plan, or each graph of it, is of one number of query tokens a request.
         masks: whether its class keeps custom masks for CUDA graphs.
     """
 
@@ -123,7 +127,8 @@ class Kind:
 
 def _decode(backend: str, /, **options: Any) -> Kind:  # noqa: ANN401  of FlashInfer's class
     buffers = {name: f"{name}_buffer" for name in PAGES}
-    return Kind("BatchDecodeWithPagedKVCacheWrapper", plan_decode, backend, options, buffers)
+    name = "BatchDecodeWithPagedKVCacheWrapper"
+    return Kind(name, plan_decode, backend, options, buffers, uniform=True)
 
 
 def _prefill(backend: str) -> Kind:

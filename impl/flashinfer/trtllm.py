@@ -20,8 +20,6 @@ from ...reference import AttentionProblem
 from ...reference.formats.cache_elements import FP8, NVFP4
 from ...reference.formats.kv_format import stored_head_dim
 from ...reference.tensors.inputs import PagedAttentionInputs
-from ..gating import decide
-from ..gating.of_problem import feature_of
 from ..gating.rules import version_matches
 from ..targets.target import Target
 from .backends import TRTLLM_GEN, XQA, xqa_module_key
@@ -101,16 +99,8 @@ def _wide_queries(problem: AttentionProblem, _: Target) -> str | None:
     return None if problem.q_dtype else "queries that FP8 does not hold are rounded"
 
 
-def _gated_in_fp8(problem: AttentionProblem, target: Target) -> str | None:
-    if not _on_hopper(target):
-        return "XQA multiplies in FP8 on SM90 alone"
-    # What XQA is given, and the rules speak of, are 16-bit queries.
-    return _ask_rules(replace(problem, q_dtype="", q_scale=1.0), "xqa", target)
-
-
-def _ask_rules(problem: AttentionProblem, backend: str, target: Target) -> str | None:
-    """Ask the support rules, as for an implementation that names its backend."""
-    return decide(feature_of(problem, backend, decodes=True), target).refusal
+def _not_on_hopper(_: AttentionProblem, target: Target) -> str | None:
+    return None if _on_hopper(target) else "XQA multiplies in FP8 on SM90 alone"
 
 
 def chosen_backend(target: Target) -> str:
@@ -119,9 +109,8 @@ def chosen_backend(target: Target) -> str:
 
 
 def _refused_as_chosen(problem: AttentionProblem, target: Target) -> str | None:
-    backend = chosen_backend(target)
-    refusals = WITH_XQA if backend == "xqa" else (DECODES, *TRTLLM)
-    return either(*refusals)(problem, target) or _ask_rules(problem, backend, target)
+    refusals = WITH_XQA if chosen_backend(target) == "xqa" else (DECODES, *TRTLLM)
+    return either(*refusals)(problem, target)
 
 
 def _scales(inputs: PagedAttentionInputs) -> dict[str, float]:
@@ -258,8 +247,8 @@ def xqa_ragged(inputs: PagedAttentionInputs) -> Result:
     unavailable,
     _wide_queries,
     *ANY_XQA,
-    _gated_in_fp8,
-    backend="",
+    _not_on_hopper,
+    ruled_as={"q_dtype": "", "q_scale": 1.0},  # its queries are given in 16 bits
     arithmetic=replace(XQA.arithmetic, fp8_products="fixed_point"),
     features=("tree", "fp8_kv", "fp8_q", "host_bounds"),
 )
@@ -278,6 +267,8 @@ def xqa_decode_fp8(inputs: PagedAttentionInputs) -> Result:
     "flashinfer-trtllm-decode-auto",
     _refused_as_chosen,
     backend="",
+    chosen_backend=chosen_backend,
+    decodes=True,
     features=("fp8_kv", "host_bounds"),
 )
 def auto_decode(inputs: PagedAttentionInputs) -> Result:

@@ -162,7 +162,9 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(INTEGERS[tensor.itemsize])
 
 
-def padded(metadata: BatchMetadata, requests: int, tokens: int | None = None) -> BatchMetadata:
+def padded(
+    metadata: BatchMetadata, requests: int, tokens: int | None = None, *, keys: int = 0
+) -> BatchMetadata:
     """Add requests without keys at the end, as engines do for a graph.
 
     Args:
@@ -171,6 +173,8 @@ def padded(metadata: BatchMetadata, requests: int, tokens: int | None = None) ->
         tokens: query tokens that the result has, those of the batch if None. The requests that are
             added share what is added: with ``requests`` times as many as each of the batch has,
             all have equally many.
+        keys: that each request that is added has, on the first page of the cache; for plans that
+            ask for as many keys as query tokens, at least.
 
     Raises:
         ValueError: the batch has more requests or tokens than that, or no request is added to
@@ -185,20 +189,22 @@ def padded(metadata: BatchMetadata, requests: int, tokens: int | None = None) ->
             f"{requests} requests and {tokens} tokens"
         )
         raise ValueError(message)
-    nothing = metadata.seq_lens.new_zeros(more)
+    added = torch.arange(1, more + 1)
+    pages = -(-keys // metadata.page_size)
 
-    def repeated(indptr: torch.Tensor) -> torch.Tensor:
-        return torch.cat([indptr, indptr[-1:].expand(more)])
+    def longer(indptr: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+        return torch.cat([indptr, (indptr[-1:] + steps).to(indptr.dtype)])
 
-    shares = torch.arange(1, more + 1) * (tokens - there) // max(more, 1)
-    qo_indptr = repeated(metadata.qo_indptr)
-    qo_indptr[metadata.num_requests + 1 :] += shares
+    def filled(lengths: torch.Tensor, value: int, count: int = more) -> torch.Tensor:
+        return torch.cat([lengths, lengths.new_full((count,), value)])
+
+    last = keys - (pages - 1) * metadata.page_size if keys else 0
     return BatchMetadata(
-        qo_indptr=qo_indptr,
-        paged_kv_indptr=repeated(metadata.paged_kv_indptr),
-        paged_kv_indices=metadata.paged_kv_indices.clone(),
-        paged_kv_last_page_len=torch.cat([metadata.paged_kv_last_page_len, nothing]),
-        seq_lens=torch.cat([metadata.seq_lens, nothing]),
+        qo_indptr=longer(metadata.qo_indptr, added * (tokens - there) // max(more, 1)),
+        paged_kv_indptr=longer(metadata.paged_kv_indptr, added * pages),
+        paged_kv_indices=filled(metadata.paged_kv_indices, 0, more * pages),
+        paged_kv_last_page_len=filled(metadata.paged_kv_last_page_len, last),
+        seq_lens=filled(metadata.seq_lens, keys),
         page_size=metadata.page_size,
     )
 

@@ -7,8 +7,9 @@ FP8 queries *and* a window. Which side it is on, the rules say; nothing here run
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ...impl import Target
 from ...impl.gating import Feature, Rule, RuleBook, decide
@@ -53,11 +54,12 @@ def cells_of(
     probe: Probe,
     *,
     decodes: bool = False,
+    ruled_as: Mapping[str, Any] | None = None,
 ) -> list[Cell]:
     """Return the cells that an implementation can express.
 
     Args:
-        operation, backend, decodes: of the implementation.
+        operation, backend, decodes, ruled_as: of the implementation.
         target: the machine; its release of FlashInfer decides which rules hold.
         book: of rules.
         probe: asks the implementation whether it can express problems, whatever the rules say.
@@ -65,7 +67,8 @@ def cells_of(
     found: list[Cell] = []
 
     def judged(title: str, problem: Problem) -> Cell | None:
-        return _cell(title, problem, feature_of(problem, backend, decodes=decodes), target, book)
+        asked = replace(problem, **(ruled_as or {}))
+        return _cell(title, problem, feature_of(asked, backend, decodes=decodes), target, book)
 
     calls = OPERATIONS[operation]
     lengths = LENGTHS if target.device == "cuda" else ON_CPU

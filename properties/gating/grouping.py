@@ -77,8 +77,15 @@ def groups_of(
         refused.extend(filter(None, found))
         return found
 
-    decodes = bool(declared["decodes"])
-    cells = cells_of(tried.operation, tried.backend, target, choice.book, probe, decodes=decodes)
+    cells = cells_of(
+        tried.operation,
+        tried.backend,
+        target,
+        choice.book,
+        probe,
+        decodes=bool(declared["decodes"]),
+        ruled_as=declared["ruled_as"],
+    )
     if not cells:
         tried.reason = most_telling(refused) or "no rule speaks of any of its simple calls"
         return [], []

@@ -55,6 +55,12 @@ LATENT: Mapping[str, tuple[Any, ...]] = {
     "values_in_keys": (True,),
 }
 """Of multi-head latent attention."""
+ALL_FP8: Mapping[str, tuple[Any, ...]] = {
+    **BASES,
+    "kv_cache": ("float8_e4m3fn",),
+    "q_dtype": ("float8_e4m3fn",),
+}
+"""Of what takes no others: queries, keys and values in FP8."""
 WITHOUT_PAGES = {**BASES, "page_size": (16,), "kv_layout": ("NHD",)}
 
 SMALLEST: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -214,7 +220,7 @@ class Calls:
 
 
 OPERATIONS = Table("kernelproof.properties.gating.operations.OPERATIONS", {
-    "paged_attention": Calls(partial(_attention_calls, "paged_attention", (BASES, LATENT)),
+    "paged_attention": Calls(partial(_attention_calls, "paged_attention", (BASES, LATENT, ALL_FP8)),
                              _paged_changes, _smallest_batch),
     "ragged_attention": Calls(partial(_attention_calls, "ragged_attention", (WITHOUT_PAGES,)),
                               _ragged_changes, _smallest_batch),

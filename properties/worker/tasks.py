@@ -168,9 +168,10 @@ def subject_of_kind(kind: type[Kind], payload: Mapping[str, Any], stages: Stages
 def describe(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     """Import an implementation and say what it declares, or why it cannot be imported."""
     try:
-        implementation = subject_of(payload, stages).implementation
+        subject = subject_of(payload, stages)
     except ImplementationNotFoundError as error:
         return {"error": error.why}
+    implementation = subject.implementation
     return {
         # A lone surrogate can be neither hashed for a seed nor written.
         "name": implementation.name.encode(errors="backslashreplace").decode(),
@@ -179,7 +180,8 @@ def describe(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
         "declares": sorted(implementation.declares),
         "claims": list(implementation.claims),
         "arithmetic": asdict(implementation.arithmetic),
-        "backend": implementation.backend,
+        "backend": implementation.backend_on(subject.target),
+        "ruled_as": dict(implementation.ruled_as),
         "decodes": implementation.decodes,
         "provider": implementation.provider,
         "provider_version": implementation.provider_version,

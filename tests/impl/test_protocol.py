@@ -21,7 +21,7 @@ from kernelproof.impl import (
     UnsupportedError,
     implementation,
 )
-from kernelproof.impl.protocol import Operation
+from kernelproof.impl.protocol import EVERY_RULE, Operation
 from kernelproof.impl.targets.optional import missing, require
 from kernelproof.impl.targets.target import installed_version
 from kernelproof.properties.laws.general import expectation_of
@@ -165,6 +165,27 @@ class TestRefusal:
         said = made(backend="fa2").refusal(PAGED, Target(sm=90, flashinfer="0.6.13", cuda="13.0"))
         assert said is not None
         assert (said.code, said.about) == ("rules", "fa2-head-dim-not-multiple-of-64")
+
+    def test_rules_are_asked_of_the_backend_that_the_chip_gets(self) -> None:
+        asked = made(chosen_backend=lambda target: "fa3" if target.sm == 90 else "fa2")
+        hopper, ada = (Target(sm=sm, flashinfer="0.6.13", cuda="13.0") for sm in (90, 89))
+        assert [asked.backend_on(each) for each in (hopper, ada)] == ["fa3", "fa2"]
+        said = asked.refusal(PAGED, ada)
+        assert said is not None
+        assert (said.code, said.about) == ("rules", "fa2-head-dim-not-multiple-of-64")
+        assert asked.refusal(PAGED, ada, without_rules=[EVERY_RULE]) is None
+        with pytest.raises(ValueError, match="there is a chosen_backend; name one of the two"):
+            made(backend="fa2", chosen_backend=lambda _: "fa2")
+
+    def test_rules_are_asked_of_the_call_that_is_made(self) -> None:
+        target = Target(sm=90, flashinfer="0.6.13", cuda="13.0")
+        wide = replace(PAGED, head_dim_qk=128, head_dim_vo=128, q_dtype="float8_e4m3fn",
+                       kv_cache="float8_e4m3fn", dtype="bfloat16")  # fmt: skip
+        features = ["fp8_kv", "fp8_q"]
+        assert made(features=features, backend="fa2").refusal(wide, target) is not None
+        given = made(features=features, backend="fa2", ruled_as={"q_dtype": "", "q_scale": 1.0})
+        assert given.refusal(wide, target) is None
+        assert given.feature_of(wide, target).q_dtype == "bfloat16"
 
     def test_it_is_asked_about_this_problem_on_this_target(self) -> None:
         asked: list[tuple[Problem, Target]] = []

@@ -38,7 +38,8 @@ def cells(name: str, flashinfer: str) -> list[Cell]:
         return [found.refusal(each, target, without_rules=[EVERY_RULE]) for each in problems]
 
     book = load_rules()
-    return cells_of(found.operation, found.backend, target, book, probe, decodes=found.decodes)
+    return cells_of(found.operation, found.backend_on(target), target, book, probe,
+                    decodes=found.decodes, ruled_as=found.ruled_as)  # fmt: skip
 
 
 def test_every_implementation_with_a_backend_has_cells() -> None:
@@ -46,8 +47,8 @@ def test_every_implementation_with_a_backend_has_cells() -> None:
                  "flashinfer-trtllm-gen-routing",
                  "flashinfer-trtllm-fp8-block-moe",
                  "flashinfer-cute-dsl-moe-bf16"}  # fmt: skip  # it needs a package of its own
-    for name in registered():
-        if find_implementation(name).backend and name not in elsewhere and "trace" not in name:
+    for name in set(registered()) - elsewhere:
+        if find_implementation(name).backend_on(h200("0.7.2.post1")) and "trace" not in name:
             assert cells(name, "0.7.2.post1"), name
 
 
@@ -108,6 +109,12 @@ NO_KEYS, NO_QUERY = "decode, a request without keys", "decode, a request without
         ("xqa-decode", EARLY, {FEW: "", "decode, draft trees": "", NO_KEYS: "",
                                "decode, window, 4 query tokens": "xqa-window-several-queries"}),
         ("xqa-decode", LATE, {FEW: "", "decode, draft trees": "", "decode, window": ""}),
+        ("decode-fa2-graph", LATE, {FEW: "", NO_KEYS: ""}),
+        ("xqa-decode-fp8", EARLY, {FEW: "", "decode": "",
+                                   "decode, draft trees": "xqa-draft-tree-fp8-few-rows",
+                                   "decode, window, 4 query tokens": "xqa-window-several-queries"}),
+        ("xqa-decode-fp8", LATE, {FEW: "", "decode": "", "decode, draft trees": ""}),
+        ("trtllm-decode-auto", LATE, {FEW: "", "decode, window": ""}),
         ("xqa-ragged", EARLY, {FEW: "", RAGGED: "xqa-ragged-queries-before-0.6.16",
                                NO_QUERY: "xqa-ragged-queries-before-0.6.16"}),
         ("xqa-ragged", LATE, {RAGGED: "", NO_QUERY: "", "decode, draft trees of 4, 1 and 2": ""}),
