@@ -396,7 +396,7 @@ OTHERWISE: tuple[dict[str, Any], ...] = (
     {"page_size": 1}, {"kv_cache": ""}, {"kv_cache": "float8_e4m3fn"}, {"v_scale": 1.0},
     {"custom_mask": False}, {"num_groups": 1, "topk_groups": 1}, {"q_dtype": ""}, {"bias": False},
     {"head_dim_qk": 64, "head_dim_vo": 64}, {"num_heads": 1}, {"top_k": 1}, {"num_kv_heads": 1},
-    {"top_k": 2}, {"sink_tokens": 0}, {"sinks": False},
+    {"top_k": 2}, {"top_k": 8}, {"sink_tokens": 0}, {"sinks": False},
 )  # fmt: skip
 """What a problem may be besides, so that it is none that an entry is about."""
 
@@ -555,10 +555,10 @@ DEEPSEEK = RouteProblem(num_tokens=3, num_experts=4, method="deepseek_v3", bias=
         (
             "uninitialised",
             "routing_bias_shift",
-            replace(DEEPSEEK, num_experts=129),
+            replace(DEEPSEEK, num_experts=129, bias=False),
             (
                 replace(DEEPSEEK, num_experts=128),
-                replace(DEEPSEEK, num_experts=129, bias=False),
+                replace(DEEPSEEK, num_experts=128, bias=False),
                 replace(DEEPSEEK, num_experts=129, top_k=8),
                 replace(DEEPSEEK, num_experts=130, num_groups=2),
             ),
