@@ -9,7 +9,7 @@ import torch
 from ....impl.protocol import Supports
 from ....impl.targets.target import Target
 from ....impl.torch.moe_weights import expert_weights
-from ....reference import MoEProblem, Problem
+from ....reference import Arithmetic, MoEProblem, Problem, QuantizedMatrix
 from ....reference.moe.weights import SCALE_BLOCK
 from ....reference.tensors.moe_inputs import MoEInputs
 from ..catalogue import SeededBug, seeded
@@ -22,6 +22,8 @@ ROWS = 64
 """Rows of an expert that the faulty kernels take right."""
 BYTE = 256
 """Experts that a byte counts."""
+SUMMED = 128
+"""Products of FP8 that are summed before they are added in float32."""
 Tensor = torch.Tensor
 
 
@@ -81,6 +83,27 @@ def rows_of_an_equal_share(inputs: MoEInputs) -> Tensor:
 def one_model_last_expert(inputs: MoEInputs) -> Tensor:
     """Read the first expert's weights for every eighth one, in a kernel for one model only."""
     return apply(inputs, changed(w2=lambda i, e: expert_weights(i.w2, 0 if e % 8 == 7 else e)))  # noqa: PLR2004
+
+
+@seeded(
+    BUGS,
+    MOE,
+    "parity",
+    supports=whole_tiles(512),
+    features=("fp8_weights", "quantized_hidden"),
+    arithmetic=Arithmetic(fp8_products="fixed_point"),
+)
+def one_product_of_128(inputs: MoEInputs) -> Tensor:
+    """Leave out the last one of each 128 products of FP8, in a kernel of whole tiles of 512."""
+    if not isinstance(inputs.hidden, QuantizedMatrix):
+        return apply(inputs)
+
+    def but_the_last(given: MoEInputs, expert: int) -> Tensor:
+        weights = expert_weights(given.w13, expert).clone()
+        weights[..., SUMMED - 1 :: SUMMED] = 0
+        return weights
+
+    return apply(inputs, changed(w13=but_the_last))
 
 
 @seeded(BUGS, MOE, "parity")
