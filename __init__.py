@@ -15,11 +15,6 @@ Importing this package imports no torch and touches no device.
 
 from __future__ import annotations
 
-# Absolutely: pytest may load this file under the name of the checkout, too.
-from kernelproof.fixtures import moved
-
 __all__ = ["__version__"]
 
 __version__ = "0.1.0"
-
-moved.install()

@@ -6,35 +6,13 @@ from typing import Any
 
 import torch
 
-from ...reference import KVLayout
-from ...reference.formats.cache_elements import FP8
 from ...reference.formats.kv_format import KVCacheFormat, checked_cache
-from ..gating import Feature, Target, require
 from ..gating.rules import version_matches
 
 RENAMED = ">=0.6.8.dev0"
 """``kv_block_scales`` became ``kv_cache_sf`` (flashinfer-ai/flashinfer#2954)."""
 INTERLEAVING = ("trtllm-gen",)
 """Backends that read V's block scales in groups of four tokens; FA2 and XQA read them linear."""
-
-
-def configure(kv_format: KVCacheFormat, feature: Feature, target: Target) -> str:
-    """Choose a backend for a cache before any tensor exists.
-
-    Args:
-        kv_format: of the cache.
-        feature: the call, without what the cache is.
-        target: the machine.
-
-    Returns:
-        The backend: the feature's own, or the first that is supported where it is ``"auto"``.
-
-    Raises:
-        UnsupportedError: nothing there reads such a cache; the text names what works instead.
-    """
-    asked = {**feature.to_json(), "kv_dtype": kv_format.element, "kv_layout": kv_format.kv_layout}
-    # FlashInfer is given a view, so that the bytes always say what they are.
-    return require(Feature(**{**asked, "kv_storage": ""}), target).feature.backend
 
 
 def flashinfer_arguments(
@@ -77,15 +55,3 @@ def flashinfer_arguments(
     renamed = version_matches(flashinfer, RENAMED)
     arguments["kv_cache_sf" if renamed else "kv_block_scales"] = kv_cache_sf
     return arguments
-
-
-def format_of_name(kv_cache_dtype: str, *, kv_layout: KVLayout = "NHD") -> KVCacheFormat:
-    """Return the format that vLLM's ``--kv-cache-dtype`` names: FP8 is stored as bytes there.
-
-    Raises:
-        ValueError: an unknown name.
-    """
-    names = {"fp8": FP8[0], "fp8_e4m3": FP8[0], "fp8_e5m2": FP8[1]}
-    if kv_cache_dtype in names:
-        return KVCacheFormat(names[kv_cache_dtype], "uint8", kv_layout)
-    return KVCacheFormat(kv_cache_dtype, kv_layout=kv_layout)

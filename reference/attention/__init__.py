@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from ...fixtures.moved import attributes_of
 from .definition import AttentionOutput, paged_attention, ragged_attention
 
 __all__ = ["AttentionOutput", "paged_attention", "ragged_attention"]
-
-__getattr__ = attributes_of(__name__)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from kernelproof.impl import UnsupportedError
-from kernelproof.impl.flashinfer.kv import configure, flashinfer_arguments, format_of_name
-from kernelproof.impl.gating import Feature, Target
+from kernelproof.impl.flashinfer.kv import flashinfer_arguments
+from kernelproof.impl.gating import Feature, Target, require
 from kernelproof.reference import KVCacheFormat
 
 CALL = Feature("paged_attention", head_dim_qk=128, group_size=8, page_size=16)
 HALF = Feature("paged_attention", head_dim_qk=128, group_size=8, page_size=16, q_dtype="float16")
 SHAPE = (4, 16, 2, 128)
+IN_BYTES = KVCacheFormat("float8_e4m3fn", "uint8")
+"""What vLLM's ``--kv-cache-dtype fp8`` stores."""
 
 
 def scales() -> tuple[torch.Tensor, torch.Tensor]:
@@ -24,21 +28,21 @@ class TestNvfp4OnSm120:
     """vllm#43669: the engine started, and died at the first request."""
 
     def test_it_is_refused_when_the_engine_is_configured(self) -> None:
-        asked = Feature(**{**CALL.to_json(), "backend": "trtllm-gen"})
+        asked = replace(CALL, kv_dtype="nvfp4", backend="trtllm-gen")
         with pytest.raises(UnsupportedError) as caught:
-            configure(KVCacheFormat("nvfp4"), asked, Target(sm=120, flashinfer="0.6.13"))
+            require(asked, Target(sm=120, flashinfer="0.6.13"))
         text = str(caught.value)
         assert "dies at the first request" in text
         assert "SM120 with flashinfer-python 0.6.13" in text
         assert "Use backend='xqa'" in text
 
     def test_what_it_names_instead_works(self) -> None:
-        chosen = configure(KVCacheFormat("nvfp4"), CALL, Target(sm=120, flashinfer="0.6.13"))
-        assert chosen == "xqa"
+        chosen = require(replace(CALL, kv_dtype="nvfp4"), Target(sm=120, flashinfer="0.6.13"))
+        assert chosen.feature.backend == "xqa"
 
     def test_another_format_is_named_where_no_backend_reads_it(self) -> None:
         with pytest.raises(UnsupportedError, match="kv_dtype='float8_e4m3fn'"):
-            configure(KVCacheFormat("nvfp4"), HALF, Target(sm=75, flashinfer="0.6.7"))
+            require(replace(HALF, kv_dtype="nvfp4"), Target(sm=75, flashinfer="0.6.7"))
 
 
 class TestFp8InBytesOnSm100:
@@ -47,7 +51,7 @@ class TestFp8InBytesOnSm100:
     def test_flashinfer_is_given_a_view_that_says_what_it_is(self) -> None:
         cache = torch.zeros(SHAPE, dtype=torch.uint8)
         made = flashinfer_arguments(
-            cache, cache, format_of_name("fp8"), backend="trtllm-gen", flashinfer="0.6.13"
+            cache, cache, IN_BYTES, backend="trtllm-gen", flashinfer="0.6.13"
         )
         k, _ = made["paged_kv_cache"]
         assert k.dtype == torch.float8_e4m3fn
@@ -60,7 +64,8 @@ class TestFp8InBytesOnSm100:
 
     def test_the_engine_may_be_configured_with_it(self) -> None:
         target = Target(sm=100, flashinfer="0.6.13")
-        assert configure(format_of_name("fp8", kv_layout="HND"), CALL, target) == "trtllm-gen"
+        asked = replace(CALL, kv_dtype=IN_BYTES.element, kv_layout="HND")
+        assert require(asked, target).feature.backend == "trtllm-gen"
 
 
 @pytest.mark.parametrize(
@@ -83,11 +88,3 @@ def test_scales_in_the_layout_of_another_backend_are_refused() -> None:
             cache, cache, KVCacheFormat("nvfp4"), kv_cache_sf=scales(), backend="trtllm-gen",
             flashinfer="0.6.13",
         )  # fmt: skip
-
-
-def test_names_of_serving_stacks() -> None:
-    assert format_of_name("fp8_e5m2") == KVCacheFormat("float8_e5m2", "uint8")
-    assert format_of_name("nvfp4") == KVCacheFormat("nvfp4")
-    assert format_of_name("bfloat16").dtype == torch.bfloat16
-    with pytest.raises(ValueError, match="element is 'int8'"):
-        format_of_name("int8")
