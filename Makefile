@@ -74,6 +74,12 @@ bench: setup ## Time, memory and tightness of the oracle (BENCH_FLAGS=...)
 engines: $(VENV)/.created ## The source of vLLM and SGLang, in .engines, for `--from` and `merge --uses` (ENGINES="vllm==0.33.0")
 	@ci/engines.sh $(BIN)/python .engines $(ENGINES)
 
+.PHONY: findings
+findings: ## Surprises of other libraries: each script of findings/, from public packages (needs the network)
+	@status=0; for script in findings/*.sh; do \
+	  echo "== $$script"; sed -n 2p "$$script"; bash "$$script" || { echo "$$script: no longer so"; status=1; }; \
+	done; exit $$status
+
 ##@ Checks of a change (.ci/run runs them all)
 .PHONY: lint
 lint: setup-dev ## ruff: rules and format
