@@ -273,7 +273,8 @@ class Worker:
         if self.shared_with_others(payload.get(TENANT)):
             outcome = dataclasses.replace(outcome, shared=True)
         self._sent -= 1
-        if self._process.ended or (outcome.result or {}).pop(LAST_REPLY, False):
+        last = (outcome.result or {}).pop(LAST_REPLY, False)  # also where the process has ended
+        if self._process.ended or last:
             self.renew()  # raises once the pool is closed: then close() was what killed it
         else:
             self._supply.stand_by()

@@ -22,15 +22,17 @@ import torch
 
 from ...impl import Implementation, Target
 from ...impl.protocol import GraphSession, ScratchSession, Session
+from ...impl.targets.exceptions import message_of
 from ...impl.targets.refusal import Refusal
 from ...reference import Arithmetic, Problem
 from ...reference.tensors.inputs import Inputs
 from ..verdicts.asked import CALLS
 from ..verdicts.comparison import fail
-from ..verdicts.contained import Stop, contained
+from ..verdicts.contained import Stop, contained, out_of_memory
+from ..verdicts.memory_need import NO_ROOM
 from ..verdicts.specialising import Stages
 from ..verdicts.subject import SESSION, Subject
-from ..verdicts.verdict import BAD, Verdict
+from ..verdicts.verdict import Verdict
 from .link import MOST_CHARACTERS, Link, Packer, Tensors, Unusable, decode, encode, unpack
 
 GARBLED = "garbled answer"
@@ -90,8 +92,9 @@ class Server:
             return {"stop": {name: getattr(verdict, name) for name in STOPPED}}, []
         except (EOFError, OSError):
             raise
-        except Exception:  # noqa: BLE001  the suite's own: the other side raises it
-            return {"failed": traceback.format_exc()}, []
+        except Exception as error:  # noqa: BLE001  the suite's own: the other side raises it
+            failed = message_of(error) if (full := out_of_memory(error)) else traceback.format_exc()
+            return {"failed": failed, "full": full}, []
 
     def _declare(self) -> Answer:
         declared = self._subject.implementation
@@ -270,12 +273,14 @@ class RemoteSubject(Subject):
             answer: dict[str, Any] = json.loads(self._link.receive(MOST_CHARACTERS))
             stop = answer.get("stop")
             verdict = stop and Verdict(**{name: str(stop[name]) for name in STOPPED})  # type: ignore[arg-type]
-            if verdict and verdict.status not in BAD:
+            # That it found no memory is no failure, and no more than a refusal of ``supports``.
+            no_room = verdict and (verdict.status, verdict.kind) == ("UNSUPPORTED", NO_ROOM)
+            if verdict and not (verdict.bad or no_room):
                 raise ValueError(verdict.status)
         if verdict:
             raise Stop(verdict)
         if "failed" in answer:
-            raise RuntimeError(str(answer["failed"]))
+            raise (MemoryError if answer.get("full") else RuntimeError)(str(answer["failed"]))
         return answer
 
 
@@ -285,10 +290,13 @@ def _read() -> Iterator[None]:
 
     Raises:
         Stop: CRASH.
+        MemoryError: there is no room for it here.
     """
     try:
         yield
     except Exception as error:
+        if out_of_memory(error):
+            raise MemoryError(message_of(error)) from error
         message = f"its process gave no answer that can be read: {type(error).__name__}"
         raise Stop(Verdict("CRASH", GARBLED, message)) from error
 

@@ -34,6 +34,7 @@ from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.properties.worker.distrust import GARBLED, RemoteSubject, Server
 from kernelproof.properties.worker.link import Link, Packer, unpack
 from kernelproof.properties.worker.requests import ON_ITS_GPU, Address
+from kernelproof.properties.worker.room import judged_with_room
 from kernelproof.reference import (
     AttentionProblem,
     BatchedMoEProblem,
@@ -320,6 +321,39 @@ def test_a_failure_of_the_other_process_brings_no_elements_along() -> None:
     with answering(framed(json.dumps({"stop": stop}).encode())) as subject:
         said = verdict_of(subject, find_law("parity"), TRIED["paged_attention"])
     assert said == Verdict("FAIL", "numeric", "m")
+
+
+def test_a_call_without_room_in_the_other_process_is_no_crash() -> None:
+    stop = {"status": "UNSUPPORTED", "kind": "memory", "message": "too large", "trace": ""}
+    with answering(framed(json.dumps({"stop": stop}).encode())) as subject:
+        said = verdict_of(subject, find_law("parity"), TRIED["paged_attention"])
+    assert said == Verdict("UNSUPPORTED", "memory", "too large")
+
+
+def test_the_suite_without_room_in_the_other_process_has_not_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object) -> object:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")  # noqa: TRY003, EM101
+
+    monkeypatch.setattr("kernelproof.properties.worker.distrust.unpack", full)
+    with apart(honest("paged_attention")) as subject:
+        said = judged_with_room(
+            lambda: verdict_of(subject, find_law("parity"), TRIED["paged_attention"]), "cpu"
+        )
+    assert (said.status, said.kind) == ("UNSUPPORTED", "memory"), said
+
+
+def test_an_answer_for_which_there_is_no_room_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> object:
+        raise MemoryError
+
+    monkeypatch.setattr("kernelproof.properties.worker.distrust.decode", full)
+    with apart(honest("paged_attention")) as subject:
+        said = judged_with_room(
+            lambda: verdict_of(subject, find_law("parity"), TRIED["paged_attention"]), "cpu"
+        )
+    assert (said.status, said.kind) == ("UNSUPPORTED", "memory"), said
 
 
 def test_what_the_other_process_sends_is_read_while_its_deadline_runs() -> None:
