@@ -6,6 +6,7 @@ import signal
 from dataclasses import dataclass
 from typing import Literal
 
+from .memory_use import MemoryUse
 from .sanitizer import TOOLS
 from .stages import STAGES
 
@@ -17,9 +18,12 @@ DEVICE_FAULT = "AcceleratorError"
 KILLED, KILLED_FOR_MEMORY = "SIGKILL", "SIGKILL (out of memory)"
 """Kinds of a crash by a SIGKILL that the suite did not send: nothing says who sent it, or the
 kernel counts one more process that it has ended for lack of memory."""
+ABORTED_FOR_MEMORY = "SIGABRT (out of memory)"
+"""Kind of a crash by an abort after an allocation that failed, in the process's own words."""
 SENTENCES = {
     KILLED: "killed by SIGKILL, by whom is unknown",
-    KILLED_FOR_MEMORY: "killed by the kernel, for lack of memory",
+    KILLED_FOR_MEMORY: "killed by the kernel, for lack of memory,",
+    ABORTED_FOR_MEMORY: "SIGABRT, as an allocation failed,",
 }
 """Kinds of a crash that need words of their own."""
 
@@ -44,6 +48,9 @@ class Outcome:
     # their doing.
     shared: bool = False
     log: str = ""  # what the program that the process runs under has written in this case
+    # Whether a process died in this case because the kernel ended it for lack of memory.
+    starved: bool = False
+    memory: MemoryUse | None = None  # where it did not end well
 
     @property
     def died(self) -> bool:

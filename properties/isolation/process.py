@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Final
 
 from .kernel_kills import kills
 from .leftovers import is_helper
-from .outcome import CLOSED, Outcome, Status, describe_exit
+from .memory_use import MemoryUse, peak_of
+from .outcome import CLOSED, KILLED_FOR_MEMORY, Outcome, Status, describe_exit
 from .spawning import ForkServer, ProcessGroup, start_group
 from .stage_clock import StageClock
 from .stages import (
@@ -107,6 +108,7 @@ class WorkerProcess:
         self._errors, self._dumps = _Log(), _Log()
         self._log = _Log(named=True) if recipe.under else None
         self._process: int | None = None
+        self._limit = recipe.memory_limit or 0
         self._kills, self._counted = kills(), time.monotonic()
         self._socket, theirs = socket.socketpair()
         with theirs, tempfile.TemporaryFile() as board:
@@ -324,7 +326,8 @@ class WorkerProcess:
         status = self._group.end()
         for_memory = self._kills != kills()
         kind = describe_exit(status, for_memory=for_memory) if by_itself else CLOSED
-        return self._outcome("crash", time.monotonic() - began, kind=kind)
+        outcome = self._outcome("crash", time.monotonic() - began, kind=kind)
+        return dataclasses.replace(outcome, starved=kind == KILLED_FOR_MEMORY)
 
     def _dump_stacks(self) -> None:
         """Have faulthandler write all stacks; its signal handler runs even inside a C call."""
@@ -357,7 +360,13 @@ class WorkerProcess:
             stack=self._dumps.tail(_STACK_BYTES),
             detail=detail,
             log=self._log.settled() if self._log is not None else "",
+            memory=None if status == "done" else self._memory(),
         )
+
+    def _memory(self) -> MemoryUse:
+        noted = self._board.memory()
+        limit = noted.limit or self._limit
+        return dataclasses.replace(noted, limit=limit, peak=peak_of(self._group.maxrss))
 
 
 def _fork(recipe: Recipe, settings: dict[str, object], fds: dict[str, int]) -> ProcessGroup:

@@ -64,6 +64,8 @@ class ProcessGroup:
         """Processes that were there after the program's end; known after ``end``."""
         self._supervisor, self._link = above, link
         self._status: int | None = None
+        self.maxrss = 0
+        """The most memory of the program that was resident, as `getrusage` says; 0: not known."""
         self._alive = 0
         self._scratch, self._ended_well = "", False
         self._heard = b""
@@ -148,6 +150,7 @@ class ProcessGroup:
         for line in lines:
             message = json.loads(line)
             self._status = message.get("status", self._status)
+            self.maxrss = message.get("maxrss", self.maxrss)
             self._alive = message.get("alive", self._alive)
             self._scratch = message.get("scratch", self._scratch)
             self._supervisor.pid = message.get("above", self._supervisor.pid)

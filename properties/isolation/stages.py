@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from json import dumps, loads
 from typing import TYPE_CHECKING, Final
 
+from .memory_use import MemoryUse
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -28,6 +30,7 @@ LINK: Final = "link"
 
 _NUMBERS: Final = {name: number for number, name in enumerate(STAGES)}
 _STAGE_BITS: Final = 3
+_LARGEST: Final = (1 << 63) - 1
 _HEADER: Final = struct.Struct("!4sI")
 _MAGIC: Final = b"kpf1"
 # Far above any verdict: a longer "length" is garbage that an implementation wrote into the socket.
@@ -95,6 +98,15 @@ class Board:
         # A stray write by a broken kernel may leave a number that names no stage.
         number = min(word & (1 << _STAGE_BITS) - 1, len(STAGES) - 1)
         return STAGES[number], word >> _STAGE_BITS
+
+    def note_memory(self, *, limit: int, room: int, need: int, held: int) -> None:
+        """Write down the memory of the process when a call begins, see ``MemoryUse``."""
+        for place, size in enumerate((limit, room, need, held), 1):
+            self._word[place] = min(max(size, 0), _LARGEST)
+
+    def memory(self) -> MemoryUse:
+        """Return what was noted of the process's memory last."""
+        return MemoryUse(*self._word[1:5])
 
     def close(self) -> None:
         """Unmap the memory (the file stays open)."""

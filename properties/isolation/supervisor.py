@@ -7,8 +7,8 @@ ends the program's process group only.
 
 Standard input is a socket. The other side sends `END`, `DUMP` or `COUNT`; its end, however that
 comes, means `END`. Lines of JSON go back: ``{"scratch": "/tmp/...", "above": 7}`` at the start,
-with this process's number, ``{"status": 0}`` when the program has ended, ``{"alive": 0}`` after
-`COUNT`, ``{"left": [...]}`` at the end.
+with this process's number, ``{"status": 0, "maxrss": 9}`` when the program has ended,
+``{"alive": 0}`` after `COUNT`, ``{"left": [...]}`` at the end.
 """
 
 from __future__ import annotations
@@ -208,14 +208,14 @@ class Family:
         """Collect the status of children that have ended; return whether there are others."""
         while True:
             try:
-                process, status = os.waitpid(-1, os.WNOHANG)
+                process, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
                 return False
             if not process:
                 return True
             if process == self._program:
                 self._status = os.waitstatus_to_exitcode(status)
-                self.tell({"status": self._status})
+                self.tell({"status": self._status, "maxrss": usage.ru_maxrss})
 
     def _others(self) -> list[int]:
         """Return all descendants that are not the program, except those that serve others too."""

@@ -84,6 +84,10 @@ class Monitor:
         now = monotonic_ns()
         self._note(self._stage, self._started + (now - self._since) * 9 // 10)
 
+    def note_memory(self, *, limit: int, room: int, need: int, held: int) -> None:
+        """Have the parent know of this process's memory, should it die in the call that begins."""
+        self._board.note_memory(limit=limit, room=room, need=need, held=held)
+
     def _note(self, stage: str, started: int) -> None:
         self._board.note(stage, started)
         self._stage, self._started, self._since = stage, started, monotonic_ns()

@@ -15,7 +15,7 @@ from ..laws import Law
 from ..verdicts.contained import OUT_OF_MEMORY
 from ..verdicts.memory_need import NO_ROOM
 from ..verdicts.verdict import Verdict
-from ..worker.requests import probe_device, verdict_of
+from ..worker.requests import lacked_memory, probe_device, verdict_of
 from .candidate import Candidate, warm_up
 from .shrink_budget import ShrinkBudget
 
@@ -191,9 +191,13 @@ class CaseRunner:
         return verdict
 
     def _with_memory(self, problem: Problem, outcome: Outcome) -> Outcome:
-        """Judge again on a CPU what found no memory: earlier problems may have left it full."""
-        kind = (outcome.result or {}).get("kind")
-        if self.candidate.address.device != "cpu" or kind not in (NO_ROOM, OUT_OF_MEMORY):
+        """Judge again what found no memory: others may have left the process, or machine, full.
+
+        On a GPU the worker itself has tried again, unless its process has died.
+        """
+        found_none = (outcome.result or {}).get("kind") in (NO_ROOM, OUT_OF_MEMORY)
+        on_cpu = self.candidate.address.device == "cpu"
+        if not (lacked_memory(outcome) or (on_cpu and found_none)):
             return outcome
         self.warm_up()  # the worker has a fresh process by now
         deadlines = self.candidate.deadlines_of(self.law, problem)

@@ -23,6 +23,7 @@ from ..space.module_selection import Keys, Libraries, Module, Selection
 from ..space.operations import OPERATIONS
 from ..space.profiles import CHEAP_MINUTES, NO_COST, SLOW, Cost, Profile, Timing, cost_of, on_device
 from ..space.restrictions import WHOLE_SPACE, Only, OnlyError
+from ..verdicts.memory_need import NO_ROOM
 from ..worker.requests import (
     Address,
     DeviceLostError,
@@ -434,6 +435,8 @@ def _described(worker: Worker, address: Address) -> dict[str, Any]:
     if outcome.kind == "overrun":
         return {"error": f"importing it took longer than {outcome.limit:g} s{at}"}
     verdict = verdict_of(outcome)
+    if verdict.kind == NO_ROOM:
+        return {"error": f"it was not imported: {verdict.message}"}
     return {"error": f"importing it ended the process: {verdict.kind}{at}"}
 
 

@@ -12,6 +12,7 @@ from ..findings.ledger import Entry
 from ..findings.report import CorpusReport, Finding
 from ..isolation.workers import Worker
 from ..laws import find_law
+from ..verdicts.memory_need import NO_ROOM
 from ..verdicts.verdict import Verdict
 from ..worker.requests import probe_device, verdict_of
 from .candidate import Candidate, warm_up
@@ -63,6 +64,9 @@ def replay(
         counts.of_ledger = 1
         verdict = judge_known(one, case, worker, candidate)
         if one.explains(case.law, verdict, case.problem):
+            return counts, None
+        if verdict.status == "UNSUPPORTED" and verdict.kind == NO_ROOM:
+            counts.unjudged = 1  # it says nothing of the implementation
             return counts, None
         if not verdict.bad:
             retired = one.retired(case.law, verdict)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import resource
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable
+from typing import Protocol
+
+import torch
 
 from ...impl.targets.exceptions import message_of
 from ...impl.targets.refusal import Code, Refusal
-from .records import tensors_of
 
 NO_ROOM: Code = "memory"
 """Code of the refusal of a problem for which there is no room."""
@@ -23,12 +24,45 @@ LIMIT_VARIABLE = "KERNELPROOF_WORKER_GIB"
 _ASKED = re.compile(r"tried to allocate (\d+) bytes")
 
 
-def data_bytes() -> int:
-    """Return the bytes of this process that RLIMIT_DATA counts; 0 where nobody counts (Linux)."""
+class Note(Protocol):
+    """Writes down the memory of this process, in bytes, for whoever learns of its death."""
+
+    def __call__(self, *, limit: int, room: int, need: int, held: int) -> None:
+        """Write down the process's limit (0: none), its room, a call's tensors, what is held."""
+
+
+class _Notes:
+    note: Note | None = None
+
+
+def note_calls(note: Note | None) -> None:
+    """Have the memory of this process written down now and at each call."""
+    _Notes.note = note
+    call_begins(())
+
+
+def call_begins(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the bytes that RLIMIT_DATA counts, and write down what a call has; 0: nobody counts.
+
+    Args:
+        tensors: of the call; none before any.
+    """
+    held, data = _resident_and_data()
+    if _Notes.note is not None:
+        limit = limit_bytes() or 0
+        room = max(limit - data, 0)
+        _Notes.note(limit=limit, room=room, need=_bytes_of(tensors), held=held)
+    return data
+
+
+def _resident_and_data() -> tuple[int, int]:
+    """Return two sizes of this process in bytes (Linux)."""
     try:
-        return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+        with open("/proc/self/statm", "rb", buffering=0) as file:  # noqa: PTH123  at each call
+            words = file.read().split()
+        return int(words[1]) * resource.getpagesize(), int(words[5]) * resource.getpagesize()
     except (OSError, ValueError, IndexError):
-        return 0
+        return 0, 0
 
 
 def limit_bytes() -> int | None:
@@ -37,20 +71,37 @@ def limit_bytes() -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-def too_small(what: str) -> Refusal:
-    """Return the refusal of a problem that does not fit into a worker of this size."""
-    limit = limit_bytes()
+def too_small(what: str, limit: int | None = None) -> Refusal:
+    """Return the refusal of a problem that does not fit into a worker of this size.
+
+    Args:
+        what: says what did not fit.
+        limit: of the worker in bytes, by default this process's.
+    """
+    limit = limit or limit_bytes()
     size = "the machine" if limit is None else f"a worker's {limit / 2**30:.3g} GiB"
     return Refusal(f"too large for {size}: {what}; {LIMIT_VARIABLE} raises the limit", NO_ROOM)
 
 
-def refusal_of(error: BaseException, inputs: Any, before: int) -> Refusal | None:  # noqa: ANN401
+def too_much(asked: int, need: int) -> bool:
+    """Whether a call is to blame for what it asks for: far more than its own tensors have."""
+    return asked > max(TIMES * need, LEAST_BYTES)
+
+
+def beside(had: int, need: int) -> str:
+    """Say what memory a call had, or took, and what its tensors have, in bytes."""
+    return f"{had / 2**20:,.0f} MiB beside the problem's {need / 2**20:,.0f} MiB"
+
+
+def refusal_of(
+    error: BaseException, tensors: Iterable[torch.Tensor], before: int
+) -> Refusal | None:
     """Return why a call that found no memory is not to blame; None where it asked for too much.
 
     Args:
         error: that it raised.
-        inputs: the record of the call.
-        before: ``data_bytes`` when it began.
+        tensors: of the call.
+        before: ``call_begins`` of it.
     """
     limit = limit_bytes()
     if limit is None:
@@ -58,12 +109,12 @@ def refusal_of(error: BaseException, inputs: Any, before: int) -> Refusal | None
     room = max(limit - before, 0)
     named = _ASKED.search(message_of(error))
     asked = max(room, int(named[1]) if named else 0)  # what failed did not fit into the room
-    need = sum(tensor.untyped_storage().nbytes() for tensor in tensors_of(inputs).values())
-    if asked > max(TIMES * need, LEAST_BYTES):
-        return None
-    return too_small(
-        f"the call had {room / 2**20:,.0f} MiB beside the problem's {need / 2**20:,.0f} MiB"
-    )
+    need = _bytes_of(tensors)
+    return None if too_much(asked, need) else too_small(f"the call had {beside(room, need)}")
+
+
+def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
 def worker_limit(usual: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter, sleep
 from typing import Any, TypeVar
@@ -26,7 +26,7 @@ from .asked import CALLS
 from .comparison import Result, fail, unusable
 from .contained import Stop, contained, crash, out_of_memory
 from .filled_scratch import filled_scratch
-from .memory_need import NO_ROOM, data_bytes, refusal_of
+from .memory_need import NO_ROOM, call_begins, refusal_of
 from .operations import OPERATIONS
 from .records import tensors_of
 from .specialising import Stages, watched
@@ -166,8 +166,9 @@ class Subject:
             module = (getattr(function, "__name__", ""), key(problem)) if key else None
             stage = "run" if module is None or module in self._compiled else "compile"
         CALLS.note(problem, inputs)
-        before = _frames(inputs)
-        held = data_bytes() if self.target.device == "cpu" else 0
+        tensors = tensors_of(inputs)
+        before = _frames(tensors)
+        held = call_begins(tensors.values())
         hasten()
         launched = interpreted_launches()
         start = perf_counter()
@@ -182,13 +183,15 @@ class Subject:
             raise Stop(Verdict("REJECTED", "UnsupportedError", message_of(error))) from error
         except BaseException as error:
             with self._stages.stage("run"):  # its __str__ may not return
-                verdict = self._verdict_on(error, inputs, held)
+                verdict = self._verdict_on(error, tensors.values(), held)
             raise Stop(verdict) from error
         finally:
             self.interpreted = self.interpreted or interpreted_launches() > launched
         try:
-            after = _frames(inputs)
-        except Exception:  # noqa: BLE001  of whatever the call has made of the record
+            after = _frames(tensors_of(inputs))
+        except Exception as error:  # of whatever the call has made of the record
+            if out_of_memory(error):
+                raise
             after = {}
         if changed := [name for name, frame in before.items() if after.get(name) != frame]:
             named = ", ".join(changed)
@@ -203,10 +206,12 @@ class Subject:
             self._compiled.add(module)
         return result
 
-    def _verdict_on(self, error: BaseException, inputs: Inputs, held: int) -> Verdict:
+    def _verdict_on(
+        self, error: BaseException, tensors: Iterable[torch.Tensor], held: int
+    ) -> Verdict:
         """Return the CRASH of a call; UNSUPPORTED where its worker has too little memory."""
         if self.target.device == "cpu" and out_of_memory(error):
-            refusal = refusal_of(error, inputs, held)
+            refusal = refusal_of(error, tensors, held)
             if refusal is not None:
                 return Verdict("UNSUPPORTED", NO_ROOM, refusal)
         return crash(error)
@@ -426,12 +431,12 @@ class Subject:
                     sleep(5e-5)
 
 
-def _frames(inputs: Inputs) -> dict[str, tuple[object, ...]]:
+def _frames(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[object, ...]]:
     """Return where each tensor of a record lies and how, by name; laws use the record again."""
     return {
         name: (
             *(tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()),
             tensor.requires_grad,
         )
-        for name, tensor in tensors_of(inputs).items()
+        for name, tensor in tensors.items()
     }

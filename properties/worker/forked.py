@@ -17,7 +17,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..isolation.outcome import CLOSED, describe_exit
+from ..isolation.kernel_kills import kills
+from ..isolation.memory_use import peak_of
+from ..isolation.outcome import CLOSED, KILLED_FOR_MEMORY, describe_exit
 from ..isolation.stage_clock import StageClock
 from ..isolation.stages import BOARD_BYTES, Board
 from ..isolation.worker_main import Monitor
@@ -80,7 +82,7 @@ def _followed(
     child: int, answers: int, board: Board, limits: Mapping[str, float]
 ) -> tuple[bytes, dict[str, Any]]:
     """Return what a fork has sent, and fields of an ``Outcome`` where it did not send all."""
-    answer, status, clock = b"", None, StageClock()
+    answer, status, clock, peak, before = b"", None, StageClock(), 0, kills()
     while status is None or select.select([answers], [], [], 0)[0]:
         if select.select([answers], [], [], TICK_SECONDS)[0]:
             if not (read := os.read(answers, 1 << 16)):
@@ -88,9 +90,9 @@ def _followed(
             answer += read
             continue
         # A process that the fork has started may hold the pipe open.
-        ended, code = os.waitpid(child, os.WNOHANG)
+        ended, code, usage = os.wait4(child, os.WNOHANG)
         if ended:
-            status = code
+            status, peak = code, peak_of(usage.ru_maxrss)
             continue
         stage, started = board.read()
         limit = limits.get(stage, math.inf)
@@ -101,9 +103,9 @@ def _followed(
             return b"", {"status": "hang", "kind": stage, "stage": stage, "limit": limit}
     until = time.monotonic() + CLOSING_SECONDS
     while status is None:
-        ended, code = os.waitpid(child, os.WNOHANG)
+        ended, code, usage = os.wait4(child, os.WNOHANG)
         if ended:
-            status = code
+            status, peak = code, peak_of(usage.ru_maxrss)
         elif time.monotonic() > until:  # it became another program, which has no pipe
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -112,5 +114,7 @@ def _followed(
             time.sleep(TICK_SECONDS)
     if os.waitstatus_to_exitcode(status) == 0 and answer:
         return answer, {}
-    kind = describe_exit(os.waitstatus_to_exitcode(status))
-    return b"", {"status": "crash", "kind": kind, "stage": board.read()[0]}
+    kind = describe_exit(os.waitstatus_to_exitcode(status), for_memory=before != kills())
+    died = {"status": "crash", "kind": kind, "stage": board.read()[0]}
+    memory = {**vars(board.memory()), "peak": peak}
+    return b"", {**died, "starved": kind == KILLED_FOR_MEMORY, "memory": memory}

@@ -16,6 +16,7 @@ from ..isolation.sanitizer import SLOWNESS, errors
 from ..isolation.workers import SECOND, Deadlines, Outcome, Worker
 from ..verdicts.error_map import MOST_COLUMNS, MOST_ROWS
 from ..verdicts.verdict import Verdict
+from . import memory_deaths
 from .distrust import GARBLED
 
 ON_ITS_GPU = ("soak", "host_runs_ahead", "metadata_no_host_sync")
@@ -157,6 +158,21 @@ def refusals_of(reply: Mapping[str, Any]) -> list[Refusal | None]:
     return [each and Refusal(**each) for each in reply["refusals"]]
 
 
+def lacked_memory(outcome: Outcome) -> bool:
+    """Whether a request ended because memory was wanting: nothing else says so of a death."""
+    try:
+        ended = read_answer(outcome.result or {}) if "ended" in (outcome.result or {}) else outcome
+    except (TypeError, ValueError):
+        return False
+    assert isinstance(ended, Outcome)  # noqa: S101  of a fork
+    return memory_deaths.verdict_on(_with_print(ended, outcome)) is not None
+
+
+def _with_print(of_fork: Outcome, outcome: Outcome) -> Outcome:
+    """Return what became of a fork of a worker, with what it printed there."""
+    return replace(of_fork, stderr=of_fork.stderr or outcome.stderr)
+
+
 def verdict_of(outcome: Outcome, tool: str = "") -> Verdict:
     """Turn what became of a request into a verdict.
 
@@ -185,7 +201,13 @@ def _verdict_of(outcome: Outcome, tool: str) -> Verdict:
             said = read_answer(outcome.result or {})
         except (TypeError, ValueError) as error:  # the process may have written it itself
             return Verdict("CRASH", GARBLED, f"its process gave no verdict: {message_of(error)}")
-        return said if isinstance(said, Verdict) else _verdict_of(said, tool)
+        if isinstance(said, Verdict):
+            return said
+        return _verdict_of(_with_print(said, outcome), tool)
+    return memory_deaths.verdict_on(outcome) or _of_death(outcome)
+
+
+def _of_death(outcome: Outcome) -> Verdict:
     if outcome.status == "hang":
         limit = f"{outcome.limit:.3g} s, " if outcome.limit else ""
         message = f"did not end within its deadline ({limit}in stage {outcome.stage})"
@@ -194,8 +216,6 @@ def _verdict_of(outcome: Outcome, tool: str) -> Verdict:
         how = SENTENCES.get(outcome.kind, outcome.kind)
         message = f"the process died: {how} in stage {outcome.stage}"
         return Verdict("CRASH", outcome.kind, message, trace=outcome.stack)
-    if outcome.kind == MemoryError.__name__:
-        raise HarnessError(outcome.detail.strip().rpartition("\n")[2])
     message = f"{outcome.kind} in stage {outcome.stage}: {outcome.detail}\n{outcome.stderr}".strip()
     raise HarnessError(message)
 

@@ -36,7 +36,7 @@ from ..laws.law import Law
 from ..verdicts.asked import CALLS, with_calls
 from ..verdicts.contained import OUT_OF_MEMORY, Stop, contained, crash, out_of_memory
 from ..verdicts.elements import with_places
-from ..verdicts.memory_need import NO_ROOM
+from ..verdicts.memory_need import NO_ROOM, note_calls
 from ..verdicts.specialising import Stages
 from ..verdicts.subject import LAUNCHES, Subject
 from ..verdicts.verdict import Verdict
@@ -152,6 +152,7 @@ def subject_of_kind(kind: type[Kind], payload: Mapping[str, Any], stages: Stages
     """Return a subject of this kind."""
     target = _target(payload["device"])  # before the code under test can patch what it needs
     at_each_program(stages.advance if isinstance(stages, Monitor) else None)
+    note_calls(stages.note_memory if isinstance(stages, Monitor) else None)
     with stages.stage("load"):
         return kind(
             _implementation(payload["implementation"], payload.get("operation")),

@@ -12,7 +12,7 @@ from typing import Any, Final
 from ....impl.protocol import COMPILERS_A_BUILD
 from ....properties.findings.corpus import Case, cases_of, load_case
 from ....properties.findings.ledger import Entry
-from ....properties.isolation.outcome import KILLED, KILLED_FOR_MEMORY, Outcome
+from ....properties.isolation.outcome import ABORTED_FOR_MEMORY, KILLED, KILLED_FOR_MEMORY, Outcome
 from ....properties.laws import Law, laws_of
 from ....properties.space.axes import Axes
 from ....properties.space.drawers import Drawers
@@ -304,7 +304,7 @@ def as_severe_before(ordered: Sequence[Tried], found: Compared, sides: Sides) ->
         for number, tried in zip(range(LOOKS), itertools.cycle(ordered), strict=False)
     )
     # That a machine was too full says nothing of the release.
-    outside = (OUT_OF_MEMORY, KILLED, KILLED_FOR_MEMORY)
+    outside = (OUT_OF_MEMORY, ABORTED_FOR_MEMORY, KILLED, KILLED_FOR_MEMORY)
     return any(seen.status in SEVERE and seen.kind not in outside for seen in looks)
 
 

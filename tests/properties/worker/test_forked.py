@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from kernelproof.properties.isolation.outcome import KILLED_FOR_MEMORY, Outcome
 from kernelproof.properties.verdicts.specialising import Stages
 from kernelproof.properties.worker import forked
 from kernelproof.properties.worker.forked import in_fork
+from kernelproof.properties.worker.requests import lacked_memory, verdict_of
 
 
 class NoStages:
@@ -32,6 +37,8 @@ def task(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
         elif payload["do"] == "abort":
             faulthandler.disable()  # pytest's
             os.abort()
+        elif payload["do"] == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
         elif payload["do"] == "become":
             os.execlp("sleep", "sleep", "600")  # noqa: S606, S607
         elif payload["do"] == "leave":
@@ -68,7 +75,25 @@ def test_what_ends_or_never_does_is_an_outcome(
     do: str, outcome: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forked, "CLOSING_SECONDS", 0.2)
-    assert ended(do) == {"ended": outcome}
+    found = ended(do)["ended"]
+    assert {name: found[name] for name in outcome} == outcome
+    assert not found.get("starved")
+
+
+def test_a_fork_that_the_kernel_ends_for_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked, "kills", itertools.count().__next__)
+    found = ended("kill")["ended"]
+    assert (found["kind"], found["starved"]) == (KILLED_FOR_MEMORY, True)
+    assert found["memory"]["peak"] > 1 << 20
+    verdict = verdict_of(Outcome("done", {"ended": found}))
+    assert (verdict.status, verdict.kind) == ("UNSUPPORTED", "memory")
+
+
+def test_what_a_fork_has_printed_says_that_an_allocation_failed() -> None:
+    printed = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::"
+    outcome = Outcome("done", {"ended": {**ended("abort")["ended"]}}, stderr=f"{printed}bad_alloc")
+    assert lacked_memory(outcome)
+    assert not lacked_memory(replace(outcome, stderr=""))
 
 
 def test_what_raises_does_so_in_the_worker() -> None:

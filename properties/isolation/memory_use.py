@@ -1,0 +1,71 @@
+"""What is known of the memory of a process that has died, and of why it may have had too little."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from typing import Final
+
+_NO_ALLOCATION: Final = re.compile(
+    r"terminat(?:e called after throwing|ing)[^\n]*\n?[^\n]*"  # libstdc++, libc++
+    r"(?:std::bad_alloc\b|can't allocate memory(?:: you tried to allocate (?P<torch>\d+) bytes)?)"
+    r"|memory allocation of (?P<rust>\d+) bytes failed"
+    r"|LLVM ERROR: out of memory"
+    r"|Fatal Python error:[^\n]*MemoryError"
+    r"|^MemoryError[^\n]*\s*\Z",
+    re.MULTILINE,
+)
+"""What a process prints before it ends because an allocation on the host failed."""
+_MAXRSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Memory of a process, in bytes, as noted when its last call began; 0 where not known.
+
+    Attributes:
+        limit: of the process; 0 where there is none.
+        room: that the limit left to the call.
+        need: of the call's own tensors.
+        held: that was resident.
+        peak: that was resident at most, until the process's end.
+    """
+
+    limit: int = 0
+    room: int = 0
+    need: int = 0
+    held: int = 0
+    peak: int = 0
+
+    @property
+    def taken(self) -> int:
+        """Bytes that became resident after the last call had begun, at most; 0 if not known."""
+        return max(self.peak - self.held, 0) if self.peak and self.held else 0
+
+
+@dataclass(frozen=True)
+class FailedAllocation:
+    """An allocation that a process could not make, and said so before it ended.
+
+    Attributes:
+        said: in its words.
+        size: in bytes; 0 where it does not name one.
+    """
+
+    said: str
+    size: int = 0
+
+
+def failed_allocation(printed: str) -> FailedAllocation | None:
+    """Return the failed allocation that a process speaks of last; None where it speaks of none."""
+    every = list(_NO_ALLOCATION.finditer(printed))
+    if not every:
+        return None
+    sizes = [int(size) for size in every[-1].groups() if size]
+    return FailedAllocation(" ".join(every[-1][0].split()), *sizes)
+
+
+def peak_of(maxrss: int) -> int:
+    """Return the bytes that a process had resident at most, of what `getrusage` says."""
+    return maxrss * _MAXRSS_UNIT
