@@ -10,9 +10,31 @@ from pathlib import Path
 
 import pytest
 
+from kernelproof.impl import find_implementation
+from kernelproof.impl.registry import BUILT_IN
 from kernelproof.properties.isolation.stage_clock import MOST_TIMES, StageClock
 from kernelproof.properties.isolation.workers import Deadlines, Outcome, WorkerPool
+from kernelproof.properties.laws import laws_of
+from kernelproof.properties.worker.pools import open_pool
+from kernelproof.properties.worker.requests import Address, verdict_of
+from kernelproof.reference import (
+    AttentionProblem,
+    MergeProblem,
+    MetadataProblem,
+    MoEProblem,
+    Problem,
+    RouteProblem,
+)
 
+SMALL: dict[str, Problem] = {
+    "paged_attention": AttentionProblem(query_lens=(2, 1), seq_lens=(3, 5), page_size=2),
+    "ragged_attention": AttentionProblem("ragged_attention", (2, 1), (3, 5)),
+    "append_paged_kv": AttentionProblem("append_paged_kv", (2, 1), (3, 5)),
+    "merge_state": MergeProblem(num_states=3),
+    "build_metadata": MetadataProblem(),
+    "route": RouteProblem(num_tokens=3, num_experts=8),
+    "moe": MoEProblem(num_tokens=3),
+}
 PATH = [str(Path(__file__).parents[1]), *sys.path]
 OTHERS = 4
 
@@ -72,6 +94,56 @@ def test_steps_of_a_known_number_are_progress_and_the_last_is_not() -> None:
     stuck = outcome_of(1.0, do="steps", steps=5, last=600.0)
     assert (stuck.status, stuck.stage) == ("hang", "run")
     assert stuck.seconds < 2.5
+
+
+SLOW = """
+import os
+import time
+from dataclasses import replace
+
+from kernelproof.impl import find_implementation
+
+
+def slowly(name):
+    ours = find_implementation(name, None)
+    calls = []
+
+    def call(inputs):
+        os.sched_setaffinity(0, {PROCESSOR})
+        until = time.process_time() + (0.35 if calls else 0.0)
+        calls.append(None)
+        while True:
+            result = ours.function(inputs)
+            if time.process_time() > until:
+                return result
+
+    return replace(ours, name=f"slow-{name}", function=call, compile_key=None)
+
+
+"""
+OURS = [name for name in BUILT_IN if name.startswith("triton-") and "graph" not in name]
+
+
+def test_our_kernels_that_are_interpreted_on_a_busy_processor_are_not_stuck(
+    busy: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = {name: name.replace("-", "_") for name in OURS}
+    lines = [f'{short} = slowly("{name}")' for name, short in kernels.items()]
+    text = SLOW.replace("PROCESSOR", str(busy)) + "\n".join(lines)
+    (tmp_path / "slow_kernels.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    longest, limits = 0.0, (1.2, 0.6)  # of a first call, which imports, and of a slow one
+    with open_pool("cpu", standby=False) as pool, pool.lease() as worker:
+        for name, short in kernels.items():
+            worker.renew()
+            operation = find_implementation(name, None).operation
+            law = next(law.name for law in laws_of(operation) if law.name.endswith("parity"))
+            case = Address(f"slow_kernels:{short}", None, "cpu").case(law, SMALL[operation])
+            for limit in limits:
+                verdict = verdict_of(worker.run(case, Deadlines(run=limit)))
+                assert (verdict.status, verdict.interpreted) == ("PASS", True), (name, verdict)
+            longest = max(longest, verdict.seconds / verdict.calls)
+    assert longest > limits[-1], "nothing was shown: the processor was not busy"
 
 
 def test_what_was_waited_is_of_one_stage_that_began_once(monkeypatch: pytest.MonkeyPatch) -> None:
