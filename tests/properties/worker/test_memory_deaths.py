@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kernelproof.properties.isolation.memory_use import MemoryUse, failed_allocation
@@ -56,15 +58,15 @@ def test_what_says_nothing_of_memory(printed: str) -> None:
     assert failed_allocation(printed) is None
 
 
-def died(kind: str, stage: str = "run", printed: str = "", **memory: int) -> Outcome:
+def died(kind: str, stage: str = "run", printed: str = "", **memory: Any) -> Outcome:  # noqa: ANN401
     use = MemoryUse(**{name: size * MIB for name, size in memory.items()})
     starved = kind == KILLED_FOR_MEMORY
     return Outcome("crash", kind=kind, stage=stage, stderr=printed, starved=starved, memory=use)
 
 
-ROOM = {"limit": 1024, "room": 200, "need": 8}
-MUCH = {"limit": 1024, "room": 700, "need": 8}
-HELD = {"limit": 1024, "held": 300, "need": 8}
+ROOM: dict[str, Any] = {"limit": 1024, "room": 200, "need": 8}
+MUCH: dict[str, Any] = {"limit": 1024, "room": 700, "need": 8}
+HELD: dict[str, Any] = {"limit": 1024, "held": 300, "need": 8}
 
 
 @pytest.mark.parametrize(
