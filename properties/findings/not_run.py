@@ -23,7 +23,7 @@ WORDS = {
     "only": "without what --only asks for",
     "feature": "without a feature that every problem has",
     "operation": "of another operation",
-    "memory": "without room on the GPU",
+    "memory": "without room in memory",
     "device": "for another device",
     "package": "without an optional package",
     ENDED: "not begun when the run ended",

@@ -162,9 +162,10 @@ class LawReport:
         floor: fewest problems that it must judge to count.
         ended: why it did not judge all the problems that it was to judge; empty where it did, or
             found a failure. ``time``: its time was over; ``stopped``: the run's was; ``idle``: it
-            found nothing to judge; ``rare``: too little; ``room``: the GPU had no room.
-        without_room: problems for which the GPU had no room beside what else ran, by problem id;
-            they are tried again at the end of the run.
+            found nothing to judge; ``rare``: too little; ``room``: memory had no room.
+        without_room: problems for which memory had no room, on a GPU beside what else ran, by
+            problem id; they are tried again at the end of the run.
+        too_large: of them, those that a worker's limit refuses then too.
         without_long: why its one very long problem was not judged; empty where it was, or the
             profile has none.
         without_full: which kinds of batches that fill a GPU were not judged, and why; empty where
@@ -193,6 +194,7 @@ class LawReport:
     without_full: str = ""
     interpreted: bool = False
     without_room: dict[str, Problem] = field(default_factory=dict)
+    too_large: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dictionary."""

@@ -15,6 +15,7 @@ from ..laws import Law
 from ..verdicts.contained import OUT_OF_MEMORY
 from ..verdicts.memory_need import NO_ROOM
 from ..verdicts.verdict import Verdict
+from ..worker.memory_deaths import has_room_later
 from ..worker.requests import lacked_memory, probe_device, verdict_of
 from .candidate import Candidate, warm_up
 from .shrink_budget import ShrinkBudget
@@ -244,6 +245,7 @@ class CaseRunner:
             report.unsupported_reason = report.unsupported_reason or verdict.message
             if verdict.kind == NO_ROOM:
                 report.without_room[problem.id] = problem
+                report.too_large += not has_room_later(verdict, self.candidate.address.device)
         elif verdict.vacuous:
             report.vacuous += 1
         else:

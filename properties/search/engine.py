@@ -611,7 +611,7 @@ class Run:
         self, report: ImplementationReport, candidate: Candidate, found: LawReport
     ) -> None:
         """Note what a law without a finding has left for the end of the run."""
-        if found.without_room and found.finding is None:
+        if len(found.without_room) > found.too_large and found.finding is None:
             self._without_room.append((report, candidate, found))
         if found.ended == "time" and found.judged < found.floor and found.finding is None:
             self._below_floor.append((report, candidate, found))

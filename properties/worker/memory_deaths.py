@@ -11,6 +11,16 @@ from ..verdicts.verdict import Verdict
 
 IN_A_CALL = ("compile", "run", "specialise", "supports")
 """Stages in which the implementation's code runs, and none of the suite's own."""
+OF_THE_MACHINE = "the machine's memory"
+"""What a refusal is about where others may have left no room, which comes and goes."""
+
+
+def has_room_later(verdict: Verdict, device: str) -> bool:
+    """Whether a problem without room may have some at the end of a run, when nothing else runs.
+
+    A worker's limit on a CPU stays what it is.
+    """
+    return device != "cpu" or getattr(verdict.message, "about", "") == OF_THE_MACHINE
 
 
 def verdict_on(outcome: Outcome) -> Verdict | None:
@@ -48,7 +58,7 @@ def _starved(outcome: Outcome) -> Verdict:
         "the machine has no room for the problem beside what else runs: the kernel ended its "
         f"process for lack of memory in stage {outcome.stage}{known}{peak}"
     )
-    return _unsupported(outcome, Refusal(reason, NO_ROOM))
+    return _unsupported(outcome, Refusal(reason, NO_ROOM, OF_THE_MACHINE))
 
 
 def _ended(outcome: Outcome, failed: FailedAllocation) -> Verdict:

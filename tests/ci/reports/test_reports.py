@@ -475,7 +475,7 @@ def test_what_weakens_a_result_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "out of the run's time before all problems were judged: mine: soak\n" in ended
     report.coverage = replace(report.coverage, early={"far_pages": "room"})
     full = printed(summary(run(report)), monkeypatch)
-    assert "without room on the GPU at any time of the run: mine: far_pages" in full
+    assert "without room in memory at any time of the run: mine: far_pages" in full
     assert "note: mine: 1 failure not confirmed" in text
 
 

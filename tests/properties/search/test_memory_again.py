@@ -7,11 +7,14 @@ from typing import Any, cast
 
 import pytest
 
+from kernelproof.impl.targets.refusal import Refusal
 from kernelproof.properties.findings.ledger import load_ledger
+from kernelproof.properties.findings.report import LawReport
 from kernelproof.properties.isolation.outcome import KILLED_FOR_MEMORY, Outcome
 from kernelproof.properties.search import replays
 from kernelproof.properties.search.case_runner import CaseRunner
 from kernelproof.properties.verdicts.verdict import Verdict
+from kernelproof.properties.worker.memory_deaths import OF_THE_MACHINE
 from kernelproof.reference import AttentionProblem
 
 
@@ -88,3 +91,24 @@ def test_a_case_of_the_ledger_that_found_no_room_is_not_mended(
     counts, finding = replays.replay(entry, cast("Any", None), candidate)
     assert finding is None
     assert (counts.of_ledger, counts.unjudged) == (1, 1)
+
+
+FULL = Refusal("the machine is full", "memory", OF_THE_MACHINE)
+
+
+@pytest.mark.parametrize(
+    ("device", "message", "later"),
+    [("cuda", "no room", True), ("cpu", FULL, True), ("cpu", "too large", False)],
+)
+def test_what_a_limit_refuses_is_not_tried_again_at_the_end(
+    runner: Any,  # noqa: ANN401
+    device: str,
+    message: str,
+    *,
+    later: bool,
+) -> None:
+    runner.candidate.address.device = device
+    runner.report = LawReport("parity")
+    runner._counted(AttentionProblem(), Verdict("UNSUPPORTED", "memory", message))
+    assert len(runner.report.without_room) == 1
+    assert runner.report.too_large == (0 if later else 1)
