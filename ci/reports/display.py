@@ -20,6 +20,7 @@ from ...properties.findings.text_format import (
     printed_lines,
     trace_lines,
 )
+from ...properties.verdicts.memory_need import LIMIT_VARIABLE
 from ...properties.verdicts.text import compact, count_of, one_line, printable
 from .claims import claims_count, claims_text, lost_lines
 from .outline import (
@@ -237,6 +238,10 @@ def notes(report: ImplementationReport) -> Iterator[str]:
     flaky = sum(law.flaky for law in report.laws)
     if flaky:
         yield f"{count_of(flaky, 'failure')} not confirmed when the same problem was run again"
+    if without := sum(len(law.without_room) for law in report.laws):
+        fixed = any(law.too_large for law in report.laws)
+        limit = f"; {LIMIT_VARIABLE} raises a worker's limit" if fixed else ""
+        yield f"{count_of(without, 'problem')} not judged, for there was no room in memory{limit}"
     if unexplained := report.separation.unexplained:
         yield f"{count_of(unexplained, 'problem')} failed for no cause that was found in time"
     yield from (f"it left {each.text}" for each in report.left[:FEW_LEFT])

@@ -479,6 +479,18 @@ def test_what_weakens_a_result_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "note: mine: 1 failure not confirmed" in text
 
 
+def test_problems_that_memory_had_no_room_for_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = passing()
+    assert "no room in memory" not in printed(summary(run(report)), monkeypatch)
+    problem = AttentionProblem()
+    report.laws[0].without_room = {problem.id: problem}
+    told = "note: mine: 1 problem not judged, for there was no room in memory"
+    assert f"{told}\n" in printed(summary(run(report)), monkeypatch)
+    report.laws[0].too_large = 1
+    limited = f"{told}; KERNELPROOF_WORKER_GIB raises a worker's limit\n"
+    assert limited in printed(summary(run(report)), monkeypatch)
+
+
 def test_a_narrow_terminal_folds_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
     report = failing()
     assert report.laws[0].finding is not None
