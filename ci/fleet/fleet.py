@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from ...properties.findings.names import Names, tell_apart
 from ...properties.findings.report import TIME, ImplementationReport, RunReport
 from ...properties.search.plan import Plan, first_laws, laws_planned
 from ...properties.search.progress import Progress
@@ -106,6 +107,7 @@ class Fleet:
             for name in plan.implementations
         }
         self._order = {key: number for number, key in enumerate(self._works)}
+        self._names = Names()
         self._targets: dict[str, dict[str, Any]] = {}
         self._lost: dict[str, str] = {}
         self._respawns = 0
@@ -283,7 +285,7 @@ class Fleet:
             elif event.method == "prepared":
                 self.progress.prepared(self._named(unit, first), self._planned(first, *more))
             else:
-                getattr(self.progress, event.method)(self._name(unit.chip, first), *more)
+                getattr(self.progress, event.method)(self._told(unit, first), *more)
 
     def _planned(self, report: ImplementationReport, problems: int) -> int:
         """Return the problems of all laws by those of the first ones."""
@@ -295,7 +297,10 @@ class Fleet:
         return f"{name} on {chip}" if len(self.chips) > 1 else name
 
     def _named(self, unit: Unit, report: ImplementationReport) -> ImplementationReport:
-        return replace(report, name=self._name(unit.chip, report.name))
+        return replace(report, name=self._told(unit, report.name))
+
+    def _told(self, unit: Unit, name: str) -> str:
+        return self._name(unit.chip, self._names.tell(name, unit.implementation))
 
     def _show(self, unit: Unit) -> None:
         """Have the report hold what is known of an implementation."""
@@ -311,13 +316,18 @@ class Fleet:
         target: dict[str, Any] = {"device": self.plan.device}
         if len(chips) == 1:
             target = self._targets.get(chips[0], target)
-        several = len(chips) > 1
-        reports = [
-            replace(report, name=self._name(chip, report.name)) if several else report
-            for (chip, _), work in self._works.items()
-            if chip in chips
-            for report in [work.final if ended else work.report()]
-        ]
+        reports = []
+        for chip in chips:
+            here = [
+                work.final if ended else work.report()
+                for (of, _), work in self._works.items()
+                if of == chip
+            ]
+            tell_apart(here)
+            reports += [
+                replace(report, name=self._name(chip, report.name)) if len(chips) > 1 else report
+                for report in here
+            ]
         return RunReport(
             self.plan.profile.name,
             self.plan.seed,

@@ -16,7 +16,7 @@ from ...impl.registry import resolve_name
 from ...impl.targets.registrations import Registration
 from ..findings.corpus import open_corpus, read_corpus
 from ..findings.ledger import Ledger, LedgerError
-from ..findings.names import Names
+from ..findings.names import shared_names, with_reference
 from ..findings.not_run import reason_of
 from ..findings.report import ImplementationReport
 from ..isolation.workers import Deadlines, Worker
@@ -101,17 +101,21 @@ def take_survey(worker: Worker, choices: Choices, ledger: Ledger) -> Survey:
     names = list(choices.implementations)
     if not names:
         names, broken = usable(lambda: nullcontext(worker), choices.device)
-    found, told = [], Names()
+    found = []
     for name in dict.fromkeys(names):
         surveyed = _ask(worker, name, choices, ledger, target)
-        if surveyed.label:
-            label = told.tell(surveyed.label, surveyed.reference)
-            surveyed = replace(surveyed, label=label)
         if surveyed.error and choices.implementations:
             why = surveyed.error.strip().splitlines()[0]
             message = f"--impl {name}: {why}"
             raise SuiteRefusedError(message)
         found.append(surveyed)
+    shared = shared_names((each.label, each.reference) for each in found if each.label)
+    found = [
+        replace(each, label=with_reference(each.label, each.reference))
+        if each.label in shared
+        else each
+        for each in found
+    ]
     found += [
         Surveyed(each.name, each.reference, error=each.text, left_out=True) for each in broken
     ]

@@ -60,6 +60,7 @@ class Candidate:
     """The implementation that is searched, and what the searches of all its laws share."""
 
     name: str
+    """As the run calls it: no other implementation of the run has this name."""
     address: Address
     axes: Axes
     declares: frozenset[str] | None = None
@@ -86,10 +87,17 @@ class Candidate:
     """Whether its processes run no other's code: in a shared one it failed, but not by itself."""
     stuck: dict[str, str] = field(default_factory=dict)
     """Where a problem's HANG was found to be stuck, by problem id: finding out takes seconds."""
+    declared_name: str = ""
+    """Name that it was declared with, where that is another: ledgers and seeds go by it."""
+
+    @property
+    def own_name(self) -> str:
+        """The name that it was declared with, whatever else the run judges."""
+        return self.declared_name or self.name
 
     def explanation(self, law: str, verdict: Verdict, problem: Problem) -> Entry | None:
         """Return the ledger entry that explains a verdict under a law, if one does."""
-        return self.ledger.explanation(self.name, law, verdict, problem, self.target)
+        return self.ledger.explanation(self.own_name, law, verdict, problem, self.target)
 
     def deadlines_of(self, law: Law, problem: Problem, *, hurried: bool = False) -> Deadlines:
         """Return the deadlines of the next case of a law, see ``DeadlineModel.of``."""

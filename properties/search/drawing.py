@@ -248,7 +248,7 @@ class Search:
     def _draw(
         self, look: Look, *phases: Phase, most: int = EXAMPLES_A_ROUND, keep: bool = False
     ) -> bool:
-        options, law, name = self._options, self._runner.law.name, self._runner.candidate.name
+        options, law, name = self._options, self._runner.law.name, self._runner.candidate.own_name
         database = options.examples.of(law, name) if keep and options.examples else None
         axes, seed = self._source
         return draw_round(
@@ -264,7 +264,7 @@ class Search:
     @property
     def _source(self) -> tuple[Axes, int]:
         """What the problems of this round are drawn from, and its seed."""
-        names = (self._runner.law.name, self._runner.candidate.name, self._options.seed)
+        names = (self._runner.law.name, self._runner.candidate.own_name, self._options.seed)
         axes = self._long_axes if self._long else self._axes
         assert axes is not None  # noqa: S101  else nobody draws
         return axes, seed_of_round(self._round, *(["long"] if self._long else []), *names)

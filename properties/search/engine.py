@@ -21,7 +21,7 @@ from ...reference import Problem
 from ..findings.corpus import Case, cases_of
 from ..findings.coverage import Coverage, Gap
 from ..findings.ledger import Entry
-from ..findings.names import Names
+from ..findings.names import Names, own_name, tell_apart
 from ..findings.report import (
     INTERRUPTED,
     TIME,
@@ -186,6 +186,7 @@ class Run:
                 self._builder.close()
                 self._pool.close()
                 self._drawers.close()
+        tell_apart(self.report.implementations)
         for report in self.report.implementations:
             report.left = self._pool.left(report.reference)
         self.report.left = self._pool.left(None)
@@ -518,7 +519,7 @@ class Run:
         An entry's case is replayed under any law, for the entry may be retired by it.
         """
         plan = self.plan
-        entries = [e for e in plan.ledger.entries if e.applies_to(report.name, self.target)]
+        entries = [e for e in plan.ledger.entries if e.applies_to(own_name(report), self.target)]
         return Stored(
             [
                 case

@@ -223,7 +223,12 @@ def prepare(
     def candidate_of(modules: Sequence[Module]) -> Candidate:
         restricted = _restricted(address, surveyed, modules)
         candidate = Candidate(
-            report.name, *restricted, frozenset(report.declared["declares"]), plan.ledger, target
+            report.name,
+            *restricted,
+            frozenset(report.declared["declares"]),
+            plan.ledger,
+            target,
+            declared_name=str(report.declared["name"]),
         )
         with lease() as worker:
             _time(worker, candidate, report, profile, plan.costs.get(report.name))

@@ -142,7 +142,7 @@ class MadeUp(HereInTurn):
     def run(self, unit: Unit) -> UnitResult:
         plan = replace(self._job.plan, part=Part(unit.laws, not unit.number))
         laws = [LawReport(law.name, judged=5) for law in laws_planned(plan, "merge_state")]
-        report = ImplementationReport("made-up", "m:made_up", "merge_state", laws=laws)
+        report = ImplementationReport("made-up", unit.implementation, "merge_state", laws=laws)
         report.declared = {"tile": 0, "split": 0}
         found = any(law.law == self._broken for law in laws)
         for law in laws:
@@ -209,6 +209,27 @@ def test_a_chip_has_its_own_report_and_all_have_one() -> None:
     ]  # fmt: skip
     assert [each.name for each in fleet.of_chip("sm90").implementations] == ["made-up"]
     assert all(each.judged for each in report.implementations)
+
+
+@pytest.mark.parametrize(("chips", "on"), [(["sm90"], ""), (["sm90", "sm100"], " on {}")])
+def test_two_kernels_of_one_name_are_told_apart(chips: list[str], on: str) -> None:
+    plan = replace(made_up_plan(), implementations=["m:made_up", "n:made_up"])
+    shown: set[str] = set()
+
+    class Shown(Progress):
+        def law_done(self, report: ImplementationReport, law: LawReport) -> None:
+            del law
+            shown.add(report.name)
+
+    fleet = Fleet(plan, MadeUp(chips, broken="parity"))
+    fleet.progress = Shown()
+    report = fleet.execute()
+    names = [f"made-up ({module}:made_up)" for module in "mn"]
+    expected = [name + on.format(chip) for chip in chips for name in names]
+    assert [each.name for each in report.implementations] == expected
+    assert {finding.implementation for finding in report.findings} == set(names)
+    assert [each.name for each in fleet.of_chip("sm90").implementations] == names
+    assert len(shown) == len(expected)
 
 
 def test_what_each_chip_has_found_is_a_case_of_its_own(tmp_path: Path) -> None:
