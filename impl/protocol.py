@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, runtime_checkable
@@ -253,23 +254,54 @@ class Implementation:
         return feature_of(asked, self.backend_on(target), decodes=self.decodes)
 
 
-def _check_kinds(
-    name: str, provider: str | None, arithmetic: Arithmetic | None, tile: int, split: int
-) -> None:
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "name": (lambda value: isinstance(value, str), "str"),
+    "features": (
+        lambda value: isinstance(value, Collection)
+        and not isinstance(value, str)
+        and all(isinstance(each, str) for each in value),
+        "a collection of names",
+    ),
+    "provider": (lambda value: value is None or isinstance(value, str), "str"),
+    "backend": (lambda value: isinstance(value, str), "str"),
+    "ruled_as": (lambda value: value is None or isinstance(value, Mapping), "a mapping"),
+    "arithmetic": (lambda value: value is None or isinstance(value, Arithmetic), "Arithmetic"),
+    "wide_arithmetic": (
+        lambda value: isinstance(value, (list, tuple))
+        and all(
+            isinstance(each, tuple) and [*map(type, each)] == [int, Arithmetic] for each in value
+        ),
+        "pairs of a number of channels and an Arithmetic",
+    ),
+    **dict.fromkeys(
+        ("supports", "compile_key", "kernels", "library", "session", "chosen_backend"),
+        (lambda value: value is None or callable(value), "callable"),
+    ),
+    **dict.fromkeys(
+        ("writes_out", "decodes"), (lambda value: isinstance(value, bool), "True or False")
+    ),
+    **dict.fromkeys(
+        ("tile", "split", "build_compilers"), (lambda value: type(value) is int, "int")
+    ),
+    "build_minutes": (
+        lambda value: isinstance(value, (int, float)) and not isinstance(value, bool), "a number"
+    ),
+}  # fmt: skip
+"""What each option of an implementation must be, and how a message says it."""
+
+
+def _check_kinds(options: Mapping[str, object]) -> None:
     """Refuse what reports would stumble over."""
-    kinds: dict[str, tuple[object, type]] = {
-        "name": (name, str),
-        "provider": (provider or "", str),
-        "arithmetic": (arithmetic or Arithmetic(), Arithmetic),
-        "tile": (tile, int),
-        "split": (split, int),
-    }
-    for option, (value, kind) in kinds.items():
-        if not isinstance(value, kind):
-            message = f"{option} is {type(value).__name__}; it must be {kind.__name__}"
+    for option, (accepts, expected) in _KINDS.items():
+        if not accepts(value := options[option]):
+            message = f"{option} is {type(value).__name__}; it must be {expected}"
             raise TypeError(message)
+    name = str(options["name"])
     if not name.isprintable():
         message = f"name is {name!r}; it must hold no control characters"
+        raise ValueError(message)
+    if not name.strip():
+        message = f"name is {name!r}; it must not be empty"
         raise ValueError(message)
 
 
@@ -359,11 +391,11 @@ def implementation(
             handed over in 16 bits.
 
     Raises:
-        TypeError: a name, provider, arithmetic, tile or split of another type.
-        ValueError: an unknown operation, feature, backend or ``hidden_keys``, a backend twice, or
-            no number of compilers, minutes or keys.
+        TypeError: an option of another type.
+        ValueError: an empty name, an unknown operation, feature, backend or ``hidden_keys``, a
+            backend twice, or no number of compilers, minutes or keys.
     """
-    _check_kinds(name, provider, arithmetic, tile, split)
+    _check_kinds(locals())
     if operation not in OPERATIONS:
         meant = did_you_mean(str(operation), OPERATIONS)
         message = f"operation is {operation!r}; {meant}it must be one of {', '.join(OPERATIONS)}"
@@ -381,7 +413,7 @@ def implementation(
     if hidden_keys not in HIDDEN_KEYS:
         message = f"hidden_keys is {hidden_keys!r}; it must be one of {', '.join(HIDDEN_KEYS)}"
         raise ValueError(message)
-    if build_compilers < 1 or build_minutes <= 0:
+    if build_compilers < 1 or not 0 < build_minutes < math.inf:
         message = (
             f"build_compilers is {build_compilers} and build_minutes {build_minutes}; they must be "
             "at least 1, and above 0"

@@ -16,7 +16,8 @@ from . import oracle, problems
 from .attention.bounds import Bounded
 from .formats.arithmetic import BLOCK_FORMATS, Arithmetic
 from .problems import Problem
-from .problems.from_json import hints_of, read_problem
+from .problems.field_types import hints_of
+from .problems.from_json import read_problem
 from .tensors import batched_moe, context_parallel
 from .tensors import inputs as records
 from .tensors import materialise as tensors

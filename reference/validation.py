@@ -32,6 +32,9 @@ def host_integers(name: str, values: torch.Tensor | Sequence[int]) -> list[int]:
         listed = values.tolist()
         if values.dtype == torch.int32:
             return listed
+    elif not isinstance(values, Iterable) or isinstance(values, (str, bytes)):
+        message = f"{name} is {values!r}; it must be a tensor or a sequence of integers"
+        raise ValueError(message)
     else:
         listed = list(values)
     for position, value in enumerate(listed):

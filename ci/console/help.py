@@ -1,4 +1,4 @@
-"""Help with headings: options of a command, and commands of a group, the most needed first."""
+"""Commands whose help has headings, the most needed first, and whose values are not empty."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import click
 Sections = Mapping[str, Sequence[str]]
 """Flags, or names of commands, by the heading under which help shows them."""
 Record = tuple[str, str]
+REFUSED_LATER = ("baseline", "candidate")
+"""Parameters whose empty value a comparison refuses itself: its reports say so too."""
 
 
 class SectionedCommand(click.Command):
@@ -44,6 +46,16 @@ class SectionedGroup(click.Group):
         super().__init__(*args, **options)
         self.sections = sections
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command and its arguments, none of which is empty."""
+        name, command, rest = super().resolve_command(ctx, args)
+        plain = command is not None and not isinstance(command, click.Group)
+        if command is not None and plain and not ctx.resilient_parsing:
+            _refuse_empty(command, click.Context(command, parent=ctx, info_name=name), rest)
+        return name, command, rest
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands, a list for each heading."""
         del ctx
@@ -55,6 +67,23 @@ class SectionedGroup(click.Group):
             if not command.hidden
         }
         _write(formatter, self.sections, records, "Other commands")
+
+
+def _refuse_empty(command: click.Command, ctx: click.Context, args: Sequence[str]) -> None:
+    """Refuse an empty value, such as that of a shell variable that is not set.
+
+    A path made of it would be the current folder, and a name would be missing from messages.
+    """
+    values, _, _ = command.make_parser(ctx).parse_args(list(args))
+    for parameter in command.params:
+        given = values.get(parameter.name or "")
+        if parameter.name not in REFUSED_LATER and "" in (
+            given if isinstance(given, (list, tuple)) else [given]
+        ):
+            name = parameter.human_readable_name
+            flags = isinstance(parameter, click.Option) and max(parameter.opts, key=len)
+            message = f"{flags or parameter.metavar or name} is empty"
+            raise click.UsageError(message, ctx)
 
 
 def _write(

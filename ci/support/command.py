@@ -183,13 +183,17 @@ def support(
     outputs.check()
     declared, compiled = options.pop("declared"), options.pop("compiled")
     making = {name: options.pop(name) for name in ("units", "jobs")}
+    if compiled is None and (given := next((name for name in making if making[name]), None)):
+        message = f"{'--jobs' if given == 'jobs' else '--unit'} goes with --compile"
+        raise UsageRefusedError(message)
     if compiled is not None:
         return _compile(releases, compiled, outputs=outputs, **making)
 
     try:
         book = load_rules(folder) if folder else load_rules()
     except RulesError as error:
-        raise UsageRefusedError(str(error)) from error
+        message = f"--rules: {error}" if folder else str(error)
+        raise UsageRefusedError(message) from error
     if declared:
         from .declared_command import compare_releases
 
@@ -201,19 +205,39 @@ def support(
     version = releases[0] if releases else book.newest
     explained, required = options.pop("explained"), options.pop("required")
     asked = {name: value for name, value in options.items() if value is not None}
+    for flag, release in (("--flashinfer", version), ("--against", against or version)):
+        _check_release(flag, release)
     try:
         if explained:
             return _explain(asked, version, chips, book)
         made = _decide(asked, version, chips, book)
         other = _decide(asked, against, chips, book) if against else None
     except ValueError as error:
-        raise UsageRefusedError(str(error)) from error
+        message = f"{_flag_of(error)}{error}"
+        raise UsageRefusedError(message) from error
     if other is not None:
         return _compare(made, other, outputs)
     _write(made, book, outputs)
     _print(made, reasons=bool(asked) or sm is not None)
     served = any(each.supported for _, decisions in made.rows for each in decisions)
     return NONCONFORMING if required and not served else CONFORMING
+
+
+def _check_release(flag: str, version: str) -> None:
+    from ...impl.gating.rules import parse_version
+
+    try:
+        parse_version(version)
+    except ValueError as error:
+        message = f"{flag}: {error}"
+        raise UsageRefusedError(message) from error
+
+
+def _flag_of(error: ValueError) -> str:
+    """Return the flag whose value an error names first, with a colon."""
+    field = str(error).partition(" ")[0]
+    flags = {each.name: each.opts[0] for each in support.params}
+    return f"{flags[field]}: " if field in flags else ""
 
 
 def _tell(line: str) -> None:

@@ -123,7 +123,7 @@ def compare_releases(
 def print_comparison(out: Console, compared: Comparison) -> None:
     """Print the disagreements of one release: those of one rule about one topic together."""
     if compared.failure:
-        out.print(Text(compared.failure, "bold yellow"), soft_wrap=True)
+        out.print(Text(f"--declared {compared.failure}", "bold yellow"), soft_wrap=True)
         return
     for members in _grouped(compared.disagreements):
         first = members[0]

@@ -7,7 +7,7 @@ import torch
 from ..formats.cache_elements import SCALE_LAYOUTS, CacheElement, element_of, stored_dtypes
 from ..formats.kv_format import CheckedCache, KVCacheFormat, Scales, check_kv_format, checked_cache
 from ..validation import KVLayout, check_kv_layout, check_same, check_tensor
-from .metadata import BatchMetadata
+from .metadata import BatchMetadata, check_metadata
 from .options import check_scale
 
 Caches = tuple[torch.Tensor, torch.Tensor]
@@ -173,6 +173,7 @@ def _check_rows(
     packed: int,
 ) -> None:
     """Check new keys and values against the caches; ``packed`` channels are in a cache's entry."""
+    check_metadata(metadata)
     page_axis, head_axis = (1, 2) if kv_layout == "NHD" else (2, 1)
     k_cache, v_cache = caches
     check_same("v", "tokens", v.shape[0], "k", k.shape[0])

@@ -238,6 +238,13 @@ def build_metadata(
     )
 
 
+def check_metadata(metadata: object) -> None:
+    """Refuse what is no metadata of a batch."""
+    if not isinstance(metadata, BatchMetadata):
+        message = f"metadata must be a BatchMetadata, not {type(metadata).__name__}"
+        raise ValueError(message)
+
+
 def _rows(block_table: torch.Tensor | Sequence[Sequence[int]]) -> list[list[int]]:
     if isinstance(block_table, torch.Tensor):
         if block_table.dim() != 2 or block_table.dtype.is_floating_point:  # noqa: PLR2004
@@ -248,6 +255,9 @@ def _rows(block_table: torch.Tensor | Sequence[Sequence[int]]) -> list[list[int]
             raise ValueError(message)
         check_values("block_table", block_table)
         return block_table.tolist()
+    if not isinstance(block_table, Sequence) or isinstance(block_table, (str, bytes)):
+        message = f"block_table is {block_table!r}; it must be a tensor or rows of page ids"
+        raise ValueError(message)
     for position, row in enumerate(block_table):
         if not isinstance(row, Sequence):
             message = f"block_table[{position}] is {row!r}; it must be a row of page ids"

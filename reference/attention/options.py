@@ -100,7 +100,10 @@ def _check_structure(options: Options) -> None:
         if not isinstance(number, int) or isinstance(number, bool) or number < least:
             message = f"{name} is {number!r}; it must be an integer of at least {least}"
             raise ValueError(message)
-    if options.alibi_function not in ALIBI_FUNCTIONS:
+    if options.output_divisor is None:
+        message = "output_divisor is None; it must be a positive, finite number"
+        raise ValueError(message)
+    if options.alibi_function not in tuple(ALIBI_FUNCTIONS):
         names = ", ".join(ALIBI_FUNCTIONS)
         message = f"alibi_function is {options.alibi_function!r}; it must be one of {names}"
         raise ValueError(message)
@@ -139,7 +142,7 @@ def scaled_output(out: torch.Tensor, options: Options) -> torch.Tensor:
 
 def causal_flags(options: Options, requests: int) -> list[bool]:
     """Return whether each request is causal; check that a tensor has a flag of each."""
-    if not isinstance(options.causal, torch.Tensor):
+    if isinstance(options.causal, bool):
         return [options.causal] * requests
     _check_shape("causal", options.causal, (requests,), "bool [requests]")
     flags: list[bool] = options.causal.tolist()

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ..validation import INT32_MAX, check_lengths, host_integers
-from .metadata import BatchMetadata
+from ..validation import INT32_MAX, check_lengths, checked_integer, host_integers
+from .metadata import BatchMetadata, check_metadata
 
 
 def slice_phases(metadata: BatchMetadata, num_decodes: int) -> tuple[BatchMetadata, BatchMetadata]:
@@ -19,7 +19,9 @@ def slice_phases(metadata: BatchMetadata, num_decodes: int) -> tuple[BatchMetada
     Raises:
         ValueError: ``num_decodes`` outside 0 to the number of requests.
     """
+    check_metadata(metadata)
     requests = metadata.num_requests
+    num_decodes = checked_integer("num_decodes", num_decodes)
     if not 0 <= num_decodes <= requests:
         message = f"num_decodes is {num_decodes}; the batch has {requests} requests"
         raise ValueError(message)
@@ -65,6 +67,7 @@ def split_decodes_and_prefills(
     """
     lengths = host_integers("query_lens", query_lens)
     check_lengths("query_lens", lengths)
+    decode_threshold = checked_integer("decode_threshold", decode_threshold)
     if decode_threshold < 0 or decode_threshold > INT32_MAX:
         message = f"decode_threshold is {decode_threshold}; it must lie in 0 to {INT32_MAX}"
         raise ValueError(message)

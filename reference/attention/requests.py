@@ -18,7 +18,7 @@ from ..validation import (
     host_integers_of,
 )
 from .batches import Call, Request
-from .metadata import BatchMetadata
+from .metadata import BatchMetadata, check_metadata
 from .options import Options, causal_flags, check_options, spans_of
 
 
@@ -40,9 +40,7 @@ def paged_call(
         check_same("v_cache", name, v_cache.shape[axis], "k_cache", k_cache.shape[axis])
     cache = checked_cache(k_cache, v_cache, kv_layout, options.kv_format, options.kv_cache_sf)
     check_same("k_cache", "head_dim_qk", cache.head_dim_qk, "q", q.shape[-1])
-    if not isinstance(metadata, BatchMetadata):
-        message = f"metadata must be a BatchMetadata, not {type(metadata).__name__}"
-        raise ValueError(message)
+    check_metadata(metadata)
     page_axis, head_axis = (1, 2) if kv_layout == "NHD" else (2, 1)
     found = k_cache.shape[page_axis]
     if found != metadata.page_size:

@@ -136,7 +136,16 @@ class Arithmetic:
                 formats = sorted(each for each in known if each is not None)
                 message = f"Arithmetic.{name} is {value!r}; known formats: {formats}"
                 raise ValueError(message)
-        if self.merged_outputs < 0 or (self.merged_outputs and not self.partial_outputs):
+        if not isinstance(self.partial_outputs, bool):
+            message = (
+                f"Arithmetic.partial_outputs is {self.partial_outputs!r}; it must be True or False"
+            )
+            raise ValueError(message)
+        if (
+            type(self.merged_outputs) is not int
+            or (self.merged_outputs < 0)
+            or (self.merged_outputs and not self.partial_outputs)
+        ):
             message = (
                 f"Arithmetic.merged_outputs is {self.merged_outputs!r}; it must be a number of "
                 "keys, and 0 without partial_outputs"

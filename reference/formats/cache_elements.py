@@ -384,7 +384,7 @@ def cache_element(name: str) -> CacheElement:
     Raises:
         ValueError: there is none; the message names the table.
     """
-    if name not in CACHE_ELEMENTS:
+    if name not in tuple(CACHE_ELEMENTS):
         message = f"element is {name!r}; it must be one of {', '.join(CACHE_ELEMENTS)} ({TABLE})"
         raise ValueError(message)
     return CACHE_ELEMENTS[name]

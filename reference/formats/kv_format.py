@@ -62,7 +62,7 @@ class KVCacheFormat:
             )
             raise ValueError(message)
         check_kv_layout(self.kv_layout)
-        if self.v_scale_layout not in SCALE_LAYOUTS:
+        if self.v_scale_layout not in tuple(SCALE_LAYOUTS):
             message = (
                 f"v_scale_layout is {self.v_scale_layout!r}; it must be one of "
                 f"{listed(SCALE_LAYOUTS)}"

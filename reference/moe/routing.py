@@ -258,10 +258,10 @@ def checked_router(
     made = checked_rules(how, logits.to(compute_dtype), top_k=top_k, **rules)
     experts = logits.shape[1] - made.shared_experts
     groups, of_groups = _checked_groups(how, method, experts, num_groups, topk_groups)
-    if masked_groups not in MASKED_GROUPS:
+    if masked_groups not in tuple(MASKED_GROUPS):
         message = f"masked_groups is {masked_groups!r}; it must be one of {tuple(MASKED_GROUPS)}"
         raise ValueError(message)
-    if group_score is not None and group_score not in GROUP_SCORES:
+    if group_score is not None and group_score not in tuple(GROUP_SCORES):
         message = f"group_score is {group_score!r}; it must be None or one of {tuple(GROUP_SCORES)}"
         raise ValueError(message)
     _check_count("top_k", top_k, experts, "experts")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..validation import check_tensor, checked_number
+from ..validation import check_tensor, checked_integer, checked_number
 from .routing_methods import RENORMALISE_FLOOR, RoutingMethod
 
 JITTER = 0.01
@@ -66,7 +66,7 @@ def checked_rules(
     if isinstance(jitter, bool) or not 0 <= near < math.inf:
         message = f"jitter is {jitter!r}; it must be a number from 0 upwards"
         raise ValueError(message)
-    experts = logits.shape[1] - shared_experts
+    experts = logits.shape[1] - checked_integer("shared_experts", shared_experts)
     if isinstance(shared_experts, bool) or shared_experts < 0 or experts < 1:
         message = (
             f"shared_experts is {shared_experts!r}; it must be from 0 to {logits.shape[1] - 1}: "

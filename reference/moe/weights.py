@@ -97,7 +97,7 @@ class MatrixFormat:
 
     def __post_init__(self) -> None:
         """Refuse what no matrix is."""
-        if self.element not in MATRIX_ELEMENTS:
+        if self.element not in tuple(MATRIX_ELEMENTS):
             known = ", ".join(MATRIX_ELEMENTS)
             message = f"element is {self.element!r}; it must be one of {known} ({TABLE})"
             raise ValueError(message)

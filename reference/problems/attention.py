@@ -26,6 +26,7 @@ from .cache_names import (
     query_dtypes,
     storage_of,
 )
+from .field_types import check_types
 from .mask_fields import check_masks
 
 ATTENTION_OPERATIONS = ("paged_attention", "ragged_attention", "append_paged_kv")
@@ -199,6 +200,7 @@ class AttentionProblem(BaseProblem):
 
     def __post_init__(self) -> None:
         """Refuse what no call can look like."""
+        check_types(self)
         check_one_of("operation", self.operation, ATTENTION_OPERATIONS)
         check_one_of("dtype", self.dtype, DTYPES)
         check_one_of("kv_layout", self.kv_layout, ("NHD", "HND"))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from .base import BaseProblem, check_at_least, refuse
+from .field_types import check_types
 from .moe import MoEProblem
 
 MOST_ROWS = 2**10
@@ -52,6 +53,7 @@ class BatchedMoEProblem(BaseProblem):
 
     def __post_init__(self) -> None:
         """Refuse what no call can look like."""
+        check_types(self)
         check_at_least(self, (("most_rows", 1), ("hidden", 1), ("inter", 1), ("seed", 0)))
         if self.most_rows > MOST_ROWS:
             refuse("most_rows", self.most_rows, f"at most {MOST_ROWS}")

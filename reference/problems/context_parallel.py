@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from .attention import AttentionProblem
 from .base import BaseProblem, check_at_least, refuse
+from .field_types import check_types
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class ContextParallelProblem(BaseProblem):
 
     def __post_init__(self) -> None:
         """Refuse what no call can look like."""
+        check_types(self)
         check_at_least(self, (("page_size", 1), ("world", 1), ("rank", 0), ("interleave", 1)))
         if self.rank >= self.world:
             refuse("rank", self.rank, f"less than world = {self.world}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from .base import DTYPES, BaseProblem, check_at_least, check_one_of, refuse
+from .field_types import check_types
 
 MERGE_REGIMES = ("iid", "dominant_state", "shifted", "exact_grid")
 EMPTY_STATES = ("none", "some", "all")
@@ -70,6 +71,7 @@ class MergeProblem(BaseProblem):
 
     def __post_init__(self) -> None:
         """Refuse what no call can look like."""
+        check_types(self)
         check_one_of("dtype", self.dtype, DTYPES)
         check_one_of("empty", self.empty, EMPTY_STATES)
         check_one_of("regime", self.regime, MERGE_REGIMES)

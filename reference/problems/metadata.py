@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from .base import BaseProblem, check_at_least, check_lengths, refuse
+from .field_types import check_types
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class MetadataProblem(BaseProblem):
 
     def __post_init__(self) -> None:
         """Refuse what no call can look like."""
+        check_types(self)
         for position, step in enumerate(self.steps):
             if len(step) != 2 or len(step[0]) != len(step[1]):  # noqa: PLR2004
                 refuse(f"steps[{position}]", step, "a pair of equally many lengths")

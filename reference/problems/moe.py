@@ -12,6 +12,7 @@ from ..moe.routing_methods import GROUP_SCORES, MASKED_GROUPS, METHODS, RENORMAL
 from ..moe.routing_rules import JITTER, JOINT
 from ..moe.weights import WEIGHT_FORMATS
 from .base import DTYPES, BaseProblem, check_at_least, check_one_of, refuse
+from .field_types import check_types
 
 ROUTE_REGIMES = (
     "iid",
@@ -131,6 +132,7 @@ class RouteProblem(BaseProblem):
 
     def __post_init__(self) -> None:
         """Refuse what no call can look like."""
+        check_types(self)
         check_one_of("method", self.method, tuple(METHODS))
         check_one_of("bias_values", self.bias_values, BIAS_VALUES)
         check_one_of("bias_dtype", self.bias_dtype, BIAS_DTYPES)
@@ -333,6 +335,7 @@ class MoEProblem(BaseProblem):
 
     def __post_init__(self) -> None:
         """Refuse what no call can look like."""
+        check_types(self)
         for name, allowed in (
             ("activation", tuple(ACTIVATIONS)),
             ("dtype", DTYPES),
