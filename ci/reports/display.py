@@ -43,6 +43,7 @@ from .summary import (
     replayed,
     seconds,
     state,
+    unexplained_text,
 )
 
 FEW = 3
@@ -242,8 +243,8 @@ def notes(report: ImplementationReport) -> Iterator[str]:
         fixed = any(law.too_large for law in report.laws)
         limit = f"; {LIMIT_VARIABLE} raises a worker's limit" if fixed else ""
         yield f"{count_of(without, 'problem')} not judged, for there was no room in memory{limit}"
-    if unexplained := report.separation.unexplained:
-        yield f"{count_of(unexplained, 'problem')} failed for no cause that was found in time"
+    if told := unexplained_text(report):
+        yield told
     yield from (f"it left {each.text}" for each in report.left[:FEW_LEFT])
     if (more := len(report.left) - FEW_LEFT) > 0:
         yield f"it left {more} more; the JSON report names them"

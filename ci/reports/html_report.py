@@ -28,6 +28,7 @@ from .summary import (
     replayed,
     seconds,
     state,
+    unexplained_text,
 )
 
 ENDED = {
@@ -142,6 +143,7 @@ def _row(report: ImplementationReport, summary: Summary) -> tuple[object, ...]:
                     note,
                     "interpreted" if report.interpreted else "",
                     *report.claims,
+                    unexplained_text(report),
                     *(f"left {each.text}" for each in report.left),
                 ),
             )

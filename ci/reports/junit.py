@@ -66,6 +66,7 @@ def _suite(report: ImplementationReport, summary: Summary) -> ET.Element:
         **({"claims": "; ".join(report.claims)} if report.claims else {}),
         **({"interpreted": "; ".join((NOTE, *CAVEATS))} if report.interpreted else {}),
         **({"incomplete": gaps_text(missing_of(report))} if missing_of(report) else {}),
+        **({"unexplained": left} if (left := report.separation.unexplained) else {}),
         **({"left": "; ".join(each.text for each in report.left)} if report.left else {}),
         **{f"target.{name}": value for name, value in summary.report.target.items() if value},
     )
@@ -77,6 +78,11 @@ def _suite(report: ImplementationReport, summary: Summary) -> ET.Element:
         case = _case(report, f"{finding.law} ({whose} case {finding.problem.id})", 0.0)
         _failure(case, finding, cause_of(causes, finding))
         suite.append(case)
+    for finding in report.separation.further:
+        if not finding.entry:
+            case = _case(report, f"{finding.law} ({finding.problem.id})", 0.0)
+            _failure(case, finding, cause_of(causes, finding))
+            suite.append(case)
     idle = reason_idle(report, summary)
     if report.error:
         case = _case(report, "run", 0.0)

@@ -262,3 +262,10 @@ def known_findings(report: ImplementationReport, ledger: Ledger) -> Iterator[Kno
             reason=entry.reason if entry else "",
             issue=entry.issue if entry else "",
         )
+
+
+def unexplained_text(report: ImplementationReport) -> str:
+    """Return how many problems fail for none of the causes that were found; empty if all do."""
+    count = report.separation.unexplained
+    why = "failed for no cause that was found in time"
+    return f"{count_of(count, 'problem')} {why}" if count else ""

@@ -419,6 +419,7 @@ class ImplementationReport:
             "ratios": self.ratios,
             "corpus": self.corpus.to_json(),
             "coverage": self.coverage.to_json(),
+            "unexplained": self.separation.unexplained,
             "left": [vars(each) for each in self.left],
             "laws": [law.to_json() for law in self.laws],
         }

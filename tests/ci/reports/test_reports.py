@@ -36,6 +36,8 @@ from kernelproof.properties.findings.report import (
     ImplementationReport,
     LawReport,
     RunReport,
+    Separated,
+    Separation,
 )
 from kernelproof.properties.isolation.leftovers import Left
 from kernelproof.properties.laws import find_law
@@ -243,6 +245,29 @@ def test_findings_with_one_cause_are_shown_as_one(monkeypatch: pytest.MonkeyPatc
     failure = suite.findall("testcase")[1].find("failure")
     assert failure is not None
     assert failure.get("message") == "FAIL nan: the same cause as under parity"
+
+
+def test_every_report_has_what_experiments_found_and_what_nothing_explains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    further = finding(problem=MergeProblem(num_tokens=9), verdict=Verdict("FAIL", "shape", "odd"))
+    report = failing()
+    cause = Separated({"num_tokens": 9}, [further], failing=2)
+    report.separation = Separation([cause], [further, finding(entry="merge-empty")], unexplained=3)
+    ended = summary(run(report))
+    told = to_json(ended)
+    assert [each["unexplained"] for each in told["implementations"]] == [3]
+    assert {each["problem"]["num_tokens"] for each in told["findings"]} == {3, 9}
+    assert "num_tokens=9" in to_html(ended)
+    says = "3 problems failed for no cause that was found in time"
+    for text in (to_html(ended), printed(ended, monkeypatch)):
+        assert says in " ".join(text.split())
+    (suite,) = ET.fromstring(to_junit(ended)).findall("testsuite")  # noqa: S314
+    assert suite.get("failures") == "2"
+    name = f"parity ({further.problem.id})"
+    (case,) = (each for each in suite.iter("testcase") if each.get("name") == name)
+    assert "odd" in str(case[0].get("message"))
+    assert suite.find("properties/property[@name='unexplained']").get("value") == "3"  # type: ignore[union-attr]
 
 
 def test_ignored_options_are_named_beside_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
