@@ -128,4 +128,5 @@ def claims_count(reports: Sequence[ImplementationReport]) -> str:
     spaces: list[Mapping[str, Any]] = [each.claimed_space or {} for each in reports]
     refusing = [sum(len(axis.refused) for axis in space.values()) for space in spaces]
     values = f"{sum(refusing):,} values" if sum(refusing) != 1 else "1 value"
-    return f"{values} refused by {sum(map(bool, refusing))} of {len(reports)} implementations"
+    told = f"{sum(map(bool, refusing))} of {len(reports)} implementations support only a part of"
+    return f"{told} what a call may ask for: {values} (dtypes, sizes, options) were not judged"

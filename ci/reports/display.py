@@ -59,7 +59,7 @@ EARLY = {
     "terminated": "terminated before all problems were judged",
 }
 """Words on laws that the end of the run ended, by the reason why that ended."""
-OWN_TIME = "out of the laws' own time before all problems were judged"
+OWN_TIME = "fewer problems than planned, as the laws' share of the time was over"
 """Words on laws whose share of a run's time was over, though the run had more."""
 NO_ROOM = "without room in memory at any time of the run"
 """Words on laws whose problems need more memory than others left."""

@@ -227,7 +227,7 @@ def replayed(report: RunReport) -> str:
     if not corpus.replayed:
         return ""
     counts = {
-        "of the ledger": corpus.of_ledger,
+        "of known findings": corpus.of_ledger,
         "known otherwise": corpus.known,
         "not judged here": corpus.unjudged,
         "others left out": corpus.left_out,

@@ -19,12 +19,13 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from kernelproof.ci.console.terminal import PLAIN_WIDTH, console
+from kernelproof.ci.reports.claims import claims_count
 from kernelproof.ci.reports.display import print_summary
 from kernelproof.ci.reports.html_report import to_html
 from kernelproof.ci.reports.json_report import to_json
 from kernelproof.ci.reports.junit import to_junit
 from kernelproof.ci.reports.progress import Watch
-from kernelproof.ci.reports.summary import Summary, summarise
+from kernelproof.ci.reports.summary import Summary, replayed, summarise
 from kernelproof.impl import implementation
 from kernelproof.impl.targets.refusal import Refusal
 from kernelproof.properties.findings.cases import CaseWriter, loading_name, replay_command
@@ -32,6 +33,7 @@ from kernelproof.properties.findings.coverage import Coverage, Gap
 from kernelproof.properties.findings.files import dumps, write_text
 from kernelproof.properties.findings.ledger import Entry, Ledger, read_case
 from kernelproof.properties.findings.report import (
+    CorpusReport,
     Finding,
     ImplementationReport,
     LawReport,
@@ -493,10 +495,15 @@ def test_what_weakens_a_result_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     report.coverage = Coverage(asked=1, judged={"parity": 7}, early={"parity": "time"})
     text = printed(summary(run(report)), monkeypatch)
     # The run itself had minutes left.
-    assert "out of the laws' own time before all problems were judged: mine: parity" in text
+    assert (
+        "fewer problems than planned, as the laws' share of the time was over: mine: parity" in text
+    )
     report.coverage = replace(report.coverage, early={"parity": "time", "soak": "stopped"})
     ended = printed(summary(replace(run(report), ended="time")), monkeypatch)
-    assert "out of the laws' own time before all problems were judged: mine: parity\n" in ended
+    assert (
+        "fewer problems than planned, as the laws' share of the time was over: mine: parity\n"
+        in ended
+    )
     assert "out of the run's time before all problems were judged: mine: soak\n" in ended
     report.coverage = replace(report.coverage, early={"far_pages": "room"})
     full = printed(summary(run(report)), monkeypatch)
@@ -640,3 +647,11 @@ def test_a_law_below_its_floor_makes_a_run_incomplete(
     if code:
         expected = f"INCOMPLETE: mine: {judged} of 3 problems under merge_union; "
         assert result.sentence.startswith(expected)
+
+
+def test_lines_of_a_gate_need_no_glossary() -> None:
+    told = claims_count([passing(), passing("other")])
+    assert told.startswith("0 of 2 implementations support only a part of what a call may ask for")
+    report = passing()
+    report.corpus = CorpusReport(replayed=2, of_ledger=1)
+    assert replayed(run(report)).endswith("(1 of known findings)")
