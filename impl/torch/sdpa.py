@@ -26,6 +26,7 @@ from ..protocol import implementation
 from ..targets.backends import TORCH
 from ..targets.target import Target
 from .records import RECORDS
+from .rounding import rounds_twice
 
 ARITHMETIC = Arithmetic(accumulate="float32", probabilities="inputs", dequantized="inputs")
 """The CPU and CUDA flash kernels round probabilities to the inputs' dtype before P V."""
@@ -36,8 +37,6 @@ FEATURES = (
     "mask_by_head", "image_spans", "chunked_attention", "dilated_window", "sink_tokens",
     "logits_bias", "alibi", "alibi_sqrt",
 )  # fmt: skip
-POWER_OF_TWO = 0.5
-"""The mantissa that math.frexp gives a power of two."""
 
 
 def _supports(problem: AttentionProblem, _: Target) -> bool | str:
@@ -46,11 +45,11 @@ def _supports(problem: AttentionProblem, _: Target) -> bool | str:
         (problem.logits_soft_cap, "scaled_dot_product_attention has no logits soft cap"),
         (problem.sinks, "scaled_dot_product_attention has no attention sinks"),
         (
-            narrow and math.frexp(problem.v_scale)[0] != POWER_OF_TWO,
+            rounds_twice(problem.v_scale, problem.dtype),
             f"v_scale {problem.v_scale} on a {problem.dtype} output would round it twice",
         ),
         (
-            narrow and math.frexp(divisor)[0] != POWER_OF_TWO,
+            rounds_twice(1 / divisor, problem.dtype),
             f"output_divisor {divisor} would round a {problem.dtype} output twice",
         ),
         (

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, cast
@@ -24,7 +23,8 @@ from ..protocol import Implementation, Supports, implementation
 from ..targets.backends import TORCH
 from ..targets.refusal import Refusal
 from ..targets.target import Target
-from .sdpa import ARITHMETIC, POWER_OF_TWO, mask_of
+from .rounding import rounds_twice
+from .sdpa import ARITHMETIC, mask_of
 
 CHANNELS = 8
 """Channels that head dims of the fused CUDA kernels are multiples of."""
@@ -39,12 +39,11 @@ FIRST_FUSED_SM = 80
 
 
 def _of_any(problem: AttentionProblem) -> tuple[tuple[object, str], ...]:
-    narrow = problem.dtype != "float32"
     return (
         (problem.logits_soft_cap, "scaled_dot_product_attention has no logits soft cap"),
         (problem.sinks, "scaled_dot_product_attention has no attention sinks"),
         (
-            narrow and math.frexp(problem.v_scale)[0] != POWER_OF_TWO,
+            rounds_twice(problem.v_scale, problem.dtype),
             f"v_scale {problem.v_scale} on a {problem.dtype} output would round it twice",
         ),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 
 import torch
 
@@ -14,12 +13,11 @@ from ..targets.backends import TORCH
 from ..targets.optional import missing, require
 from ..targets.refusal import Refusal
 from ..targets.target import Target
+from .rounding import rounds_twice
 
 MODULE = "torch.nn.attention.varlen"
 CHANNELS, MOST_CHANNELS = 8, 256
 """Channels that FlashAttention's head dims are multiples of, and the most."""
-POWER_OF_TWO = 0.5
-"""The mantissa that math.frexp gives a power of two."""
 
 
 def _supports(problem: AttentionProblem, target: Target) -> Refusal | bool | str:
@@ -35,7 +33,7 @@ def _supports(problem: AttentionProblem, target: Target) -> Refusal | bool | str
         (problem.head_dim_qk > MOST_CHANNELS, f"head dims are at most {MOST_CHANNELS}"),
         (problem.logits_soft_cap, "varlen_attn has no logits soft cap"),
         (problem.sinks, "varlen_attn has no attention sinks"),
-        (math.frexp(problem.v_scale)[0] != POWER_OF_TWO, "another v_scale would round out twice"),
+        (rounds_twice(problem.v_scale, problem.dtype), "another v_scale would round out twice"),
         (problem.empty_batch, "engines make no call without a token"),
         (problem.more_queries_than_keys, "FlashAttention's LSE of a row without keys is +inf"),
     ):  # fmt: skip

@@ -40,3 +40,22 @@ def test_a_bias_of_16_bit_operands_is_rounded_once(
     rounding = torch.finfo(getattr(torch, dtype)).eps / 2
     expected = oracle.attention(inputs).out
     assert torch.allclose(out.double(), expected, rtol=1.01 * rounding, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"v_scale": 0.5}, "v_scale 0.5 on a float16 output would round it twice"),
+        ({"v_scale": 0.5, "dtype": "bfloat16"}, ""),
+        ({"v_scale": 2.0}, ""),
+        ({"output_divisor": 2.0}, "output_divisor 2.0 would round a float16 output twice"),
+        ({"output_divisor": 2.0, "dtype": "float32"}, ""),
+        ({"output_divisor": 0.5}, ""),
+    ],
+)
+def test_an_output_of_float16_is_not_halved_where_it_may_be_subnormal(
+    fields: dict[str, Any], said: str
+) -> None:
+    problem = AttentionProblem(**{"dtype": "float16", **fields})
+    why = find_implementation("torch-sdpa-paged").refusal(problem, Target.here("cpu"))
+    assert (why or "") == said

@@ -78,6 +78,7 @@ def test_what_is_not_judged_on_a_cpu_says_so(name: str, why: str) -> None:
         ("default", {"sinks": True}, "sinks"),
         ("math", {"logits_soft_cap": 5.0}, "soft cap"),
         ("math", {"v_scale": 1.25}, "twice"),
+        ("math", {"v_scale": 0.5, "dtype": "float16"}, "twice"),
     ],
 )
 def test_what_a_gpus_backends_refuse(name: str, changes: dict[str, Any], why: str) -> None:
