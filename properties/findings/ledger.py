@@ -33,6 +33,7 @@ from ..isolation.outcome import is_forceful
 from ..isolation.sanitizer import TOOLS
 from ..laws import LAWS
 from ..verdicts.verdict import BAD, FAIL_KINDS, Verdict
+from .relations import RELATIONS, relation
 
 CASE_SCHEMA = "kernelproof/case/1"
 DEVICES = ("cpu", "cuda")
@@ -43,8 +44,8 @@ PREDICATES = {
     for cls in PROBLEM_TYPES.values()
     for name, kind in [*cls.__dataclass_fields__.items(), *vars(cls).items()]
     if name in cls.__dataclass_fields__ or isinstance(kind, property)
-}
-"""What a predicate may speak of: fields and properties of problems."""
+} | {*RELATIONS}
+"""What a predicate may speak of: fields and properties of problems, and relations of lengths."""
 
 
 class LedgerError(ValueError):
@@ -269,9 +270,9 @@ def holds(problem: Problem, where: Mapping[str, Any]) -> bool:
 
 
 def _holds(problem: Problem, name: str, wanted: object) -> bool:
-    if not hasattr(problem, name):
+    value = relation(problem, name) if name in RELATIONS else getattr(problem, name, None)
+    if value is None and not hasattr(problem, name):
         return False
-    value = getattr(problem, name)
     if isinstance(wanted, dict):
         if "has" in wanted:
             return isinstance(value, tuple) and wanted["has"] in value

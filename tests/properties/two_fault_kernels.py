@@ -152,7 +152,7 @@ attention("sinks_prefill", "sinks most_queries", lambda p: p.sinks and p.most_qu
 attention("interleaved", "group_size num_kv_heads",
           lambda p: p.group_size > 1 and p.num_kv_heads > 1,
           stages={"heads": _interleaved})  # fmt: skip
-attention("from_start", "causal", lambda p: p.causal and any(
+attention("from_start", "causal unequal_lengths earlier_keys", lambda p: p.causal and any(
     t and t != s for t, s in zip(p.query_lens, p.seq_lens, strict=True)),
     stages={"position": _from_start})  # fmt: skip
 attention("page_1", "page_size", lambda p: p.page_size == 1,

@@ -14,6 +14,7 @@ from typing import Any
 from ....reference import AttentionProblem, Problem
 from ...findings.causes import IDENTITIES, LENGTHS, SIZES
 from ...findings.ledger import holds
+from ...findings.relations import RELATIONS, relation
 from ...space.axes import Axes, fields_of
 from ...space.axis_values import FIELDS
 from ...space.simplifying import simplest_values
@@ -219,8 +220,8 @@ def _structure(
         answer = fails(changed)
         if answer:
             possible = [each for each in possible if _has(changed, each)]
-        elif answer is False:
-            passed.append(changed)
+        elif answer is False and not getattr(changed, "empty_batch", False):
+            passed.append(changed)  # nothing can fail in a batch without a query
     found: dict[str, Any] = {}
     for changed in passed:
         if holds(changed, found):
@@ -234,7 +235,7 @@ def _structure(
 
 
 def conditions_of(problem: Problem) -> list[Condition]:
-    """Return the properties that a batch has, then its sizes beyond the least of each."""
+    """Return the properties of a batch, its lengths' relations, and sizes beyond the least."""
     properties = [
         (name, True)
         for name, kind in vars(type(problem)).items()
@@ -243,13 +244,14 @@ def conditions_of(problem: Problem) -> list[Condition]:
         and name not in UNIFORM
         and getattr(problem, name) is True
     ]
+    relations = [(name, True) for name in RELATIONS if relation(problem, name)]
     order = ("num_requests", "most_queries", "most_keys", "num_pages")
     sizes = [
         (name, {"min": getattr(problem, name)})
         for name in order
         if getattr(problem, name, 0) > max(SIZES[name], 1)
     ]
-    return [*properties, *sizes]
+    return [*properties, *relations, *sizes]
 
 
 def _has(problem: Problem, one: Condition) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ....reference import Problem
 from ...findings.ledger import holds
+from ...findings.relations import RELATIONS
 from .ablation import conditions_of
 
 MANY = 0.3
@@ -36,7 +37,11 @@ def further_conditions(
     while failing and len(more) < MOST and len(left) > MANY * (len(left) + len(failing)):
         best = max(
             (each for each in _common(failing) if each[0] not in values and each[0] not in more),
-            key=lambda each: sum(not holds(one, dict([each])) for one in left),
+            # Relations of lengths follow from many sizes: a size comes first where both tell.
+            key=lambda each: (
+                sum(not holds(one, dict([each])) for one in left),
+                each[0] not in RELATIONS,
+            ),
             default=None,
         )
         if best is None:

@@ -28,15 +28,19 @@ from ..confirmation import Confirmation, Failure
 from ..plan import Plan, laws_planned
 from ..shrink_budget import ShrinkBudget
 from .ablation import Fails, Needs, needs_of
+from .certainty import is_certain
 from .evidence import further_conditions
-from .faults import Fault, alike, imposed, merge, needs_all, symptom
+from .faults import Fault, alike, imposed, merge, needs_all, share_option, symptom
 
 MOST_CAUSES = 6
 """Most causes that are looked for."""
 SMALL = 20_000
 """Most work of a problem that is drawn for experiments: many small ones tell more."""
-SHARE = 3.0
-"""Seconds of all experiments, by those for shrinking one finding."""
+CALLS = 1500
+"""Most problems that are judged, on a fast implementation."""
+SHARE, PATIENCE = 3.0, 4.0
+"""Seconds of all experiments, by those for shrinking one finding; and the factor on a fast
+implementation: there, the number of problems ends them, unless the machine is very busy."""
 DRAWN, IMPOSED = 120, 30
 """Problems that are drawn to look for more causes, and those of them to which the necessary values
 of each cause are given, on a fast implementation."""
@@ -74,7 +78,9 @@ class Experiments:
         self._worker, self._candidate, self._laws, self._law = worker, candidate, laws, telling
         self._profile, self._seed, self._stopped = profile, seed, stopped
         self._runners: dict[str, CaseRunner] = {}
-        self._deadline = time.monotonic() + SHARE * profile.shrink_seconds
+        share = SHARE * max(1.0, PATIENCE * candidate.cost.problems)
+        self._deadline = time.monotonic() + share * profile.shrink_seconds
+        self._calls = round(CALLS * candidate.cost.problems)
         self._deaths = 0
         self._faults: list[Fault] = []
         self._seen: dict[str, tuple[Problem, str]] = {}
@@ -92,6 +98,7 @@ class Experiments:
             self._look_at(imposed(drawn[: max(1, len(drawn) * IMPOSED // DRAWN)], fault))
         self._discover()
         self._drop_what_others_explain()
+        self._unite_undecided()
         for fault in self._faults:
             failing, passing = self._counted(fault)[:2]
             fault.more = further_conditions(
@@ -136,7 +143,7 @@ class Experiments:
         return self._runners[law.name]
 
     def _over(self) -> bool:
-        late = time.monotonic() > self._deadline
+        late = self._calls <= 0 or time.monotonic() > self._deadline
         return late or self._stopped() or self._deaths >= MOST_DEATHS
 
     def _verdict(self, problem: Problem, law: Law) -> Verdict | None:
@@ -145,6 +152,7 @@ class Experiments:
         if problem.id not in runner.verdicts:
             if self._over():
                 return None
+            self._calls -= 1
             runner.verdict(problem)
             self._deaths += runner.died
         verdict = runner.verdicts[problem.id]
@@ -270,13 +278,37 @@ class Experiments:
         return failing, passing, others
 
     def _are_decisive(self) -> bool:
-        """Whether there is one cause, or most problems with the values of each of several fail.
+        """Whether there is one cause, or each of several decides.
 
         An error near its bound fails in some problems and passes in others, whatever their values:
-        what looks like several causes is one.
+        what looks like several causes is one. A cause decides where many of the problems with its
+        values fail, or where its own problem does with other tensors too, see ``is_certain``.
         """
-        counts = [[len(each) for each in self._counted(fault)[:2]] for fault in self._faults]
-        return len(counts) < 2 or all(bad >= DECIDES * (bad + good) for bad, good in counts)  # noqa: PLR2004  several
+        return len(self._faults) < 2 or all(map(self._decides, self._faults))  # noqa: PLR2004  several
+
+    def _decides(self, fault: Fault) -> bool:
+        often = self._is_often_alone(fault)
+        return often or is_certain(fault, self._fails_as(fault.problem, fault))
+
+    def _is_often_alone(self, fault: Fault) -> bool:
+        """Whether many of the problems with a cause's values fail, and for nothing else."""
+        bad, good = (len(each) for each in self._counted(fault)[:2])
+        return bad >= DECIDES * (bad + good)
+
+    def _unite_undecided(self) -> None:
+        """Take causes in one option for one, where they explain little without each other.
+
+        Pages in a wrong order show behind a window, under a causal mask, or in a page that is not
+        full: what each of these needs beside the order is how it shows.
+        """
+        for fault in reversed([*self._faults]):
+            if self._is_often_alone(fault):
+                continue
+            kin = (each for each in self._faults if each is not fault and share_option(each, fault))
+            other = next((each for each in kin if not self._is_often_alone(each)), None)
+            if other is not None:
+                merge(other, fault)
+                self._faults.remove(fault)
 
     def _drop_what_others_explain(self) -> None:
         """Leave out causes, the latest first, of which each failing problem has another one too."""

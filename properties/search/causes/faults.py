@@ -93,6 +93,8 @@ def undone(problem: Problem, name: str, wanted: Any) -> Problem | None:  # noqa:
         "empty_requests": [(t, max(s, 1)) for t, s in pairs],
         "rows_without_keys": [(t, max(s, t)) for t, s in pairs],
         "more_queries_than_keys": [(t, max(s, t)) for t, s in pairs],
+        "earlier_keys": [(t, min(s, t) if t else s) for t, s in pairs],
+        "unequal_lengths": [(t, t or s) for t, s in pairs],
         "partial_last_page": [(t, -(-s // size) * size) for t, s in pairs],
     }.get(name)
     return None if not changed or changed == pairs else with_lengths(problem, changed)
@@ -126,6 +128,12 @@ def alike(one: Fault, other: Fault) -> bool:
         return one.needs.structure.keys() == other.needs.structure.keys()
     within = bool(one.symptoms & other.symptoms) and (mine <= others or others <= mine)
     return bool(mine & others - VISIBLE) and (within or mine ^ others <= VISIBLE)
+
+
+def share_option(one: Fault, other: Fault) -> bool:
+    """Whether two causes show alike and lie in one field, whatever else each of them needs."""
+    both = one.needs.fields.keys() & other.needs.fields.keys() - VISIBLE
+    return bool(both) and bool(one.symptoms & other.symptoms)
 
 
 def merge(one: Fault, other: Fault) -> None:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from kernelproof.properties.findings.causes import causes_of
+from kernelproof.properties.findings.ledger import holds
 from kernelproof.properties.findings.report import Finding, ImplementationReport
+from kernelproof.properties.laws import find_law
 from kernelproof.properties.search.candidate import Candidate
 from kernelproof.properties.search.causes.ablation import Needs, condition, needs_of
+from kernelproof.properties.search.causes.certainty import is_certain
 from kernelproof.properties.search.causes.evidence import further_conditions
 from kernelproof.properties.search.causes.experiments import (
+    CALLS,
+    SHARE,
     Experiments,
     _problems_of,
     experiments_on,
@@ -22,10 +29,10 @@ from kernelproof.properties.search.causes.faults import Fault, alike, merge
 from kernelproof.properties.search.engine import Run
 from kernelproof.properties.search.plan import Plan
 from kernelproof.properties.space.axes import Axes, all_axes
-from kernelproof.properties.space.profiles import Profile
+from kernelproof.properties.space.profiles import Cost, Profile
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.properties.worker.requests import Address
-from kernelproof.reference import AttentionProblem, Problem
+from kernelproof.reference import AttentionProblem, MergeProblem, Problem
 
 KERNELS = Path(__file__).parents[1] / "two_fault_kernels.py"
 AXES = Axes("paged_attention", all_axes("paged_attention"), 100_000)
@@ -48,7 +55,12 @@ TINY = Profile("tiny", problems=30, max_work=20_000, shrink_seconds=30.0, second
             {"num_kv_heads": 3, "group_size": 2},
             {"num_kv_heads": {"min": 2}, "group_size": {"min": 2}},
         ),
-        (lambda p: p.most_keys > 64, {"seq_lens": (65,)}, {"most_keys": {"min": 65}}),
+        # No query shows it: that such a batch passes says nothing of the lengths.
+        (
+            lambda p: p.most_keys > 64 and p.num_tokens > 0,
+            {"seq_lens": (65,)},
+            {"most_keys": {"min": 65}},
+        ),
         (lambda p: p.empty_requests, {"seq_lens": (0,)}, {"empty_requests": True}),
         (lambda p: p.num_requests > 1, {"query_lens": (1, 1), "seq_lens": (1, 1)},
          {"num_requests": {"min": 2}}),
@@ -56,6 +68,11 @@ TINY = Profile("tiny", problems=30, max_work=20_000, shrink_seconds=30.0, second
             lambda p: p.causal and p.partial_last_page,
             {"causal": True, "page_size": 16},
             {"causal": True, "page_size": {"min": 2}, "partial_last_page": True},
+        ),
+        (
+            lambda p: p.causal and holds(p, {"unequal_lengths": True}),
+            {"causal": True, "query_lens": (2,)},
+            {"causal": True, "unequal_lengths": True},
         ),
         (lambda p: p.sinks and p.most_queries > 1,
          {"sinks": True, "query_lens": (2,), "seq_lens": (2,)},
@@ -118,6 +135,26 @@ def test_a_cause_that_explains_nothing_by_itself_is_not_told() -> None:
     assert examined._counted(first)[0] == problems
 
 
+def test_causes_in_one_option_that_explain_little_apart_are_one() -> None:
+    """Pages in a wrong order show behind a window or under a causal mask, each seldom."""
+    window, causal = fault("page_order", "window_left"), fault("page_order", "causal")
+    examined = object.__new__(Experiments)
+    plain = [AttentionProblem(seq_lens=(n,), causal=True, page_order=1) for n in range(2, 12)]
+    hidden = [replace(each, causal=False, window_left=1) for each in plain]
+    both = [replace(each, window_left=1) for each in plain]
+    answers = {"": [*plain[1:], *hidden[1:]], "answer out": [plain[0], hidden[0], *both]}
+    examined._seen = {p.id: (p, answer) for answer, found in answers.items() for p in found}
+    examined._faults = [window, causal]
+    examined._unite_undecided()
+    assert examined._faults == [window]
+    assert window.needs.fields.keys() == {"page_order"}
+    decided, other = fault("page_order", "window_left"), fault("page_order", "causal")
+    examined._seen = {p.id: (p, "answer out") for p in [*plain, *hidden]}
+    examined._faults = [decided, other]
+    examined._unite_undecided()
+    assert examined._faults == [decided, other], "each explains its problems by itself"
+
+
 def test_what_a_law_changes_shows_the_cause_of_its_finding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -152,6 +189,54 @@ def test_a_condition_that_few_failures_share_is_no_further_one() -> None:
     others = [AttentionProblem(seed=seed) for seed in range(60)]
     found = further_conditions({"sinks": True}, many, one * 5, [*many, *one, *others])
     assert found == {"most_keys": {"min": 3}}
+
+
+def test_a_condition_on_lengths_is_told_where_sizes_say_nothing() -> None:
+    lengths = [((2,), (1,)), ((1,), (2,)), ((3,), (7,))]
+    several = [AttentionProblem(query_lens=t, seq_lens=s, seed=n)
+               for t, s in lengths for n in range(5)]  # fmt: skip
+    square = [AttentionProblem(query_lens=(n,), seq_lens=(n,)) for n in range(1, 16)]
+    found = further_conditions({}, several, square, [*several, *square])
+    assert found == {"unequal_lengths": True}
+    found = further_conditions({}, several[5:], square, [*several, *square])
+    assert found == {"earlier_keys": True}
+    assert not holds(MergeProblem(), found)
+
+
+def certain(fails: Callable[[AttentionProblem], bool]) -> bool:
+    problem = AttentionProblem(seq_lens=(2,), window_left=0)
+    assert fails(problem)
+    needs = needs_of(problem, AXES, fails)  # type: ignore[arg-type]
+    one = Fault(problem, Verdict("FAIL", "numeric"), needs, {"answer out"})
+    return is_certain(one, fails)  # type: ignore[arg-type]
+
+
+def test_a_cause_that_few_of_its_problems_show_is_certain_with_other_values() -> None:
+    """A window hides nothing in most problems; an error near its bound depends on the seed."""
+    assert certain(lambda p: 0 <= p.window_left < p.most_keys - 1)
+    assert not certain(lambda p: 0 <= p.window_left < p.most_keys - 1 and not p.seed % 2)
+    assert not certain(lambda p: p.window_left >= 0 or p.seed == 1)
+
+
+def test_the_number_of_problems_ends_experiments_and_not_the_clock() -> None:
+    """A busy machine takes as long as it takes: what is found does not depend on it."""
+    address = Address("mine.py:mine", None, "cpu")
+    fast = Candidate("mine", address, AXES, cost=Cost("fast", 1.0, 1000))
+    slow = replace(fast, cost=Cost("slow", 0.2, 1000))
+
+    def experiments(candidate: Candidate) -> Experiments:
+        law = find_law("parity")
+        return Experiments(
+            Mock(), candidate, {law.name: law}, law, TINY, 0, lambda: False
+        )  # fmt: skip
+
+    start = time.monotonic()
+    assert experiments(fast)._deadline - start >= 4 * SHARE * TINY.shrink_seconds
+    assert experiments(slow)._deadline - start < 1.1 * SHARE * TINY.shrink_seconds
+    one = experiments(slow)
+    assert one._calls == CALLS // 5
+    one._calls = 0
+    assert one._answer(AttentionProblem()) is None
 
 
 def test_conforming_kernels_cost_no_experiment() -> None:
