@@ -190,7 +190,8 @@ attention("prefill", "causal most_queries", lambda p: p.causal and p.most_querie
           stages={"position": _prefill_late})  # fmt: skip
 attention("alibi", "alibi", lambda p: p.alibi, features=("alibi",),
           inputs=lambda i: replace(i, alibi_slopes=None))  # fmt: skip
-attention("window_right", "window_right", lambda p: p.window_right >= 0,
+# The causal mask hides what the window would.
+attention("window_right", "window_right causal", lambda p: p.window_right >= 0,
           features=("window_right",), inputs=lambda i: replace(i, window_right=-1))  # fmt: skip
 
 

@@ -123,10 +123,12 @@ def _told_apart(
 
 
 def _hides_nothing(name: str, value: object, problem: Problem) -> bool:
-    """Whether a window is as wide as all of a problem's keys: that it passes says nothing."""
+    """Whether a window is as wide as what it could hide: that a problem passes says nothing."""
     if name not in WINDOWS or not isinstance(problem, AttentionProblem):
         return False
-    return isinstance(value, int) and value >= problem.most_keys - 1
+    # Right of a query are only keys of later queries.
+    most = problem.most_queries if name == "window_right" else problem.most_keys
+    return isinstance(value, int) and value >= most - 1
 
 
 def names_of(problem: Problem) -> list[str]:

@@ -46,6 +46,12 @@ TINY = Profile("tiny", problems=30, max_work=20_000, shrink_seconds=30.0, second
         # A wide window hides nothing from one key: with more keys it does.
         (lambda p: 0 <= p.window_left < p.most_keys, {"window_left": 0},
          {"window_left": {"min": 0}}),
+        # Right of a query are keys of later queries only: a wider window hides none of them.
+        (
+            lambda p: 0 <= p.window_right < p.most_queries - 1 and not p.causal,
+            {"window_right": 0, "query_lens": (2,), "seq_lens": (16,)},
+            {"causal": False, "window_right": {"min": 0}, "most_queries": {"min": 2}},
+        ),
         (lambda p: not p.causal, {}, {"causal": False}),
         (lambda p: p.page_size == 1, {}, {"page_size": 1}),
         (lambda p: p.head_dim_qk > 128, {"head_dim_qk": 256}, {"head_dim_qk": {"min": 192}}),
