@@ -95,8 +95,17 @@ def needs_of(problem: Problem, axes: Axes, fails: Fails) -> Needs:
                 (with_value(base, name, other) for base in bases for other in _some(others)),
             )
         if necessary:
-            needed[name], passing[name] = _told_apart(name, problem, bases, others, unused, fails)
+            alike = [problem, *(b for b in bases[1:] if _fails_for(name, b, simplest, fails))]
+            needed[name], passing[name] = _told_apart(name, problem, alike, others, unused, fails)
     return Needs(needed, passing, simplest, _structure(problem, axes, fails, bases))
+
+
+def _fails_for(name: str, base: Problem, simplest: Mapping[str, Any], fails: Fails) -> bool:
+    """Whether a longer problem passes without a value: else more keys show another fault."""
+    if getattr(base, name) == simplest.get(name):
+        return True
+    apart = without(base, name, simplest)
+    return apart is not None and fails(apart) is False
 
 
 def _told_apart(

@@ -105,6 +105,17 @@ def test_a_value_of_which_nothing_is_known_is_not_needed() -> None:
     assert found.values == {"sinks": True}
 
 
+def test_more_keys_that_show_another_fault_say_nothing_of_a_value() -> None:
+    """With many keys each group size fails, so what is wrong with sizes is seen in few keys."""
+
+    def fails(problem: Problem) -> bool:
+        assert isinstance(problem, AttentionProblem)
+        return problem.group_size in (3, 5, 6) or problem.most_keys > 64
+
+    found = needs_of(AttentionProblem(group_size=3), AXES, fails)
+    assert found.values == {"group_size": [3, 5, 6]}
+
+
 def test_the_shortest_condition_is_told() -> None:
     sizes = frozenset({3, 5, 7})
     assert condition(frozenset({16, 32}), frozenset({1, 8}), 1) == {"min": 16}
