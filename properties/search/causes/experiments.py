@@ -99,12 +99,13 @@ class Experiments:
         self._discover()
         self._drop_what_others_explain()
         self._unite_undecided()
-        for fault in self._faults:
-            failing, passing = self._counted(fault)[:2]
-            fault.more = further_conditions(
-                fault.values, failing, passing, [each for each, _ in self._seen.values()]
-            )
-        if self._deaths >= MOST_DEATHS or not self._are_decisive():
+        self._specify()
+        deciding = [self._decides(fault) for fault in self._faults]
+        if len(deciding) > 1 and not any(deciding):
+            self._take_for_one()
+        elif len(deciding) > 1 and not all(deciding):
+            return Separation()
+        if self._deaths >= MOST_DEATHS:
             return Separation()
         return self._separation(found)
 
@@ -277,16 +278,31 @@ class Experiments:
                 failing.append(problem)
         return failing, passing, others
 
-    def _are_decisive(self) -> bool:
-        """Whether there is one cause, or each of several decides.
+    def _specify(self) -> None:
+        """Look for further conditions of each cause."""
+        for fault in self._faults:
+            failing, passing = self._counted(fault)[:2]
+            fault.more = further_conditions(
+                fault.values, failing, passing, [each for each, _ in self._seen.values()]
+            )
+
+    def _take_for_one(self) -> None:
+        """Take causes of which none decides for one, with what all of them need.
 
         An error near its bound fails in some problems and passes in others, whatever their values:
-        what looks like several causes is one. A cause decides where many of the problems with its
-        values fail, or where its own problem does with other tensors too, see ``is_certain``.
+        what looks like several causes is one.
         """
-        return len(self._faults) < 2 or all(map(self._decides, self._faults))  # noqa: PLR2004  several
+        first, *others = self._faults
+        for other in others:
+            merge(first, other)
+        self._faults, first.more = [first], {}
+        self._specify()
 
     def _decides(self, fault: Fault) -> bool:
+        """Whether many problems with a cause's values fail, or its own does whatever the tensors.
+
+        See ``is_certain``.
+        """
         often = self._is_often_alone(fault)
         return often or is_certain(fault, self._fails_as(fault.problem, fault))
 

@@ -172,6 +172,21 @@ def test_causes_in_one_option_that_explain_little_apart_are_one() -> None:
     assert examined._faults == [decided, other], "each explains its problems by itself"
 
 
+def test_causes_of_which_none_decides_are_one() -> None:
+    """What an error near its bound seems to need is chance, and differs each time."""
+    apart = [fault("sinks", "regime"), fault("k_scale"), fault("strided_q")]
+    problems = [AttentionProblem(seq_lens=(3,), seed=seed) for seed in range(4)]
+    examined = object.__new__(Experiments)
+    answers = ["answer out", "", "", ""]
+    examined._seen = {p.id: (p, a) for p, a in zip(problems, answers, strict=True)}
+    examined._faults = list(apart)
+    examined._take_for_one()
+    (one,) = examined._faults
+    assert one is apart[0]
+    assert not one.needs.fields
+    assert examined._counted(one)[0] == problems[:1]
+
+
 def test_what_a_law_changes_shows_the_cause_of_its_finding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
