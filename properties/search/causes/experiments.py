@@ -48,6 +48,8 @@ MOST_DEATHS = 2
 """Processes that may die; beyond it, experiments would cost too much."""
 DECIDES = 1 / 3
 """Least share of the problems with a cause's values that fail, where there are several causes."""
+STANDS = 2 / 3
+"""Least share with which a cause stands beside others in the same option."""
 MOST_OF_LAW = 40
 """Most further failing problems of the law that are examined, the smallest first."""
 
@@ -303,13 +305,13 @@ class Experiments:
 
         See ``is_certain``.
         """
-        often = self._is_often_alone(fault)
+        often = self._share_alone(fault) >= DECIDES
         return often or is_certain(fault, self._fails_as(fault.problem, fault))
 
-    def _is_often_alone(self, fault: Fault) -> bool:
-        """Whether many of the problems with a cause's values fail, and for nothing else."""
+    def _share_alone(self, fault: Fault) -> float:
+        """Return which share of the problems with a cause's values fails for nothing else."""
         bad, good = (len(each) for each in self._counted(fault)[:2])
-        return bad >= DECIDES * (bad + good)
+        return bad / max(bad + good, 1)
 
     def _unite_undecided(self) -> None:
         """Take causes in one option for one, where they explain little without each other.
@@ -318,10 +320,10 @@ class Experiments:
         full: what each of these needs beside the order is how it shows.
         """
         for fault in reversed([*self._faults]):
-            if self._is_often_alone(fault):
+            if self._share_alone(fault) >= STANDS:
                 continue
             kin = (each for each in self._faults if each is not fault and share_option(each, fault))
-            other = next((each for each in kin if not self._is_often_alone(each)), None)
+            other = next((each for each in kin if self._share_alone(each) < STANDS), None)
             if other is not None:
                 merge(other, fault)
                 self._faults.remove(fault)
