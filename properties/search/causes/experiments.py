@@ -314,7 +314,7 @@ class Experiments:
         return bad / max(bad + good, 1)
 
     def _unite_undecided(self) -> None:
-        """Take causes in one option for one, where they explain little without each other.
+        """Take causes in one option for one, unless each explains most of its problems.
 
         Pages in a wrong order show behind a window, under a causal mask, or in a page that is not
         full: what each of these needs beside the order is how it shows.
