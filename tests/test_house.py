@@ -63,7 +63,7 @@ ADDED = {
     "workers are forks": 160,
     "attention as engines call it": 4_850,
     "experts as engines call them": 5_700,
-    "right on an H100, no false words": 3_860,
+    "right on an H100, no false words": 3_960,
 }
 """Lines of code that what was added since may take."""
 NO_CODE = {
