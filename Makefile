@@ -89,7 +89,6 @@ lint: setup-dev ## ruff: rules and format
 .PHONY: types
 types: setup-dev .build/kernelproof ## mypy, strict, over the package and its tests; pyright as a user has it
 	MYPYPATH=.build $(BIN)/mypy --package kernelproof
-	$(BIN)/mypy .ci/release.py
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
 .PHONY: layers

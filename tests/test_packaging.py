@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     # By the name that `make types` knows it under; when tests run, nothing imports a conftest.
     from kernelproof.tests.conftest import Environment
 
-ADDRESS = "https://github.com/example/kernelproof"
 SHIPPED_SUFFIXES = {".css", ".jinja", ".js", ".json", ".py", ".template", ".toml", ".txt"}
 
 # Three keys of one request on two pages of two, a query that scores all of them alike.
@@ -72,22 +71,10 @@ def tree(
     copy_repository: Callable[[Path], Path],
     repository: Path,
 ) -> Path:
-    """Copy the repository as it would be tagged, with an address."""
+    """Copy the repository as it would be tagged."""
     tree = copy_repository(tmp_path_factory.mktemp("packaging") / "kernelproof")
     for name in (".ci", ".github"):
         shutil.copytree(repository / name, tree / name)
-    for name, pattern, text in (
-        ("pyproject.toml", r'^address = ".*"', f'address = "{ADDRESS}"'),
-        ("pyproject.toml", r'^contact = ".*"', 'contact = "security@example.org"'),
-        ("CHANGELOG.md", r"^## \[Unreleased\]$", f"## [{__version__}]"),
-    ):
-        path = tree / name
-        changed, count = re.subn(
-            pattern, text, path.read_text(encoding="utf-8"), flags=re.MULTILINE
-        )
-        assert count == 1, name
-        path.write_text(changed, encoding="utf-8")
-    subprocess.run([sys.executable, tree / ".ci" / "release.py", "files"], check=True)
     return tree
 
 
@@ -97,10 +84,9 @@ def wheel(tree: Path) -> Path:
     workflow = (tree / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
     steps = re.findall(r"^ +run: (\w.+)$", workflow.partition("- name: Install")[0], re.MULTILINE)
     assert [step.partition(" -")[0] for step in steps] == [
-        'python .ci/release.py prepare "$GITHUB_REF_NAME"',
+        "grep",  # whether the tag is the version
         "python",  # -m pip install: all is there, and stays as it is
         "python",  # -m build
-        "python .ci/release.py check dist",
     ]
     for step in (each for each in steps if " -m pip " not in each):
         done = subprocess.run(
@@ -199,10 +185,6 @@ def test_the_wheel_requires_torch_alone(wheel: Path) -> None:
     }
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.10"
-    assert f"Issues, {ADDRESS}/issues" in metadata.get_all("Project-URL", [])
-    description = str(metadata.get_payload())
-    assert f"]({ADDRESS}/blob/v{__version__}/CONTRIBUTING.md)" in description
-    assert "](docs/" not in description
 
 
 def test_from_outside_the_checkout(

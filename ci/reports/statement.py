@@ -47,7 +47,11 @@ def statement(
         laws: that will run, each counted once an implementation.
     """
     judged = to_be_judged(reports, modules)
-    yield f"to be judged: {count_of(len(judged), 'implementation')} under {count_of(laws, 'law')}"
+    counted = count_of(len(judged), "implementation")
+    if len(judged) == 1:
+        yield f"to be judged: {counted} under {count_of(laws, 'law')}"
+    else:
+        yield f"to be judged: {counted}, each under the laws of its operation: {laws:,} in all"
     libraries = {
         module.library: module.exists for each in modules.values() for module in each.modules
     }

@@ -45,7 +45,7 @@ def test_what_is_judged_and_built_is_said_and_what_is_not() -> None:
     }
     refused = "1 needs nvidia-cutlass-dsl, 1 refused by the support rules"
     assert list(statement(reports, modules, 40)) == [
-        "to be judged: 2 implementations under 40 laws",
+        "to be judged: 2 implementations, each under the laws of its operation: 40 in all",
         "modules: 1 exist, 1 to be built, in about 6 minutes of one core",
         "not built, for they take longer than the run may: cutlass-moe (432 minutes of one core)",
         f"not run: 2 of 5 implementations: {refused}",
