@@ -34,6 +34,7 @@ TOP_LEVEL = {
     "README.md",
     "__init__.py",
     "__main__.py",
+    "changelog.d",
     "ci",
     "docs",
     "findings",
@@ -185,7 +186,13 @@ def test_tests_are_not_packages(repository: Path) -> None:
 
 def test_the_version_is_one(repository: Path) -> None:
     assert metadata.version("kernelproof") == kernelproof.__version__
-    assert "## [Unreleased]" in (repository / "CHANGELOG.md").read_text()
+    assert f"## [{kernelproof.__version__}]" in (repository / "CHANGELOG.md").read_text()
+
+
+def test_what_has_changed_lies_in_files_of_known_kinds(repository: Path) -> None:
+    kinds = "added|changed|deprecated|removed|fixed"
+    for each in (repository / "changelog.d").iterdir():
+        assert re.fullmatch(rf"README\.md|[a-z0-9-]+\.({kinds})\.md", each.name), each.name
 
 
 def test_the_readme_names_the_commands_that_are_checked(repository: Path) -> None:
