@@ -23,6 +23,8 @@ Fails = Callable[[Problem], "bool | None"]
 """Whether a problem fails for the cause that is looked for; None where it cannot be judged."""
 MORE_KEYS = 256
 """Keys added to the requests of a base: a window behind them hides some, whatever its size."""
+MORE_QUERIES = 16
+"""Queries and keys added likewise, where the window lies right of them."""
 ALTERNATIVES = 3
 """Other values that are tried of a field that has its simplest one."""
 WINDOWS = ("window_left", "window_right", "chunk")
@@ -86,18 +88,33 @@ def needs_of(problem: Problem, axes: Axes, fails: Fails) -> Needs:
         value = getattr(problem, name)
         unused = simplest.get(name, value)
         others = _others(name, problem, axes)
+        # In few keys most windows hide nothing; of other fields more keys may show another fault.
+        own = bases if name in WINDOWS else bases[:1]
         if value != unused:
             apart = without(problem, name, simplest)
             necessary = apart is not None and fails(apart) is False
         else:
             necessary = bool(others) and _never_fails(
                 fails,
-                (with_value(base, name, other) for base in bases for other in _some(others)),
+                (with_value(base, name, other) for base in own for other in _some(others)),
             )
         if necessary:
-            alike = [problem, *(b for b in bases[1:] if _fails_for(name, b, simplest, fails))]
+            alike = [problem, *(b for b in own[1:] if _fails_for(name, b, simplest, fails))]
             needed[name], passing[name] = _told_apart(name, problem, alike, others, unused, fails)
-    return Needs(needed, passing, simplest, _structure(problem, axes, fails, bases))
+    needs = Needs(needed, passing, simplest, {})
+    same = [problem, *(base for base in bases[1:] if _fails_as_needed(base, needs, fails))]
+    return replace(needs, structure=_structure(problem, axes, fails, same))
+
+
+def _fails_as_needed(base: Problem, needs: Needs, fails: Fails) -> bool:
+    """Whether a longer problem passes without each field that is needed: its fault is the same."""
+    for name in needs.fields:
+        changed = without(base, name, needs.simplest)
+        if changed is None and (others := sorted(needs.passing[name], key=str)):
+            changed = with_value(base, name, others[0])
+        if changed is not None and fails(changed) is not False:
+            return False
+    return True
 
 
 def _fails_for(name: str, base: Problem, simplest: Mapping[str, Any], fails: Fails) -> bool:
@@ -206,12 +223,15 @@ def _some(values: Sequence[Any]) -> list[Any]:
 
 
 def _longer(problem: Problem, axes: Axes, fails: Fails) -> list[Problem]:
-    """Return the problem with more keys, if it fails with them too."""
+    """Return the problem with more keys, and with more queries too, if it fails with them."""
     if not isinstance(problem, AttentionProblem) or not problem.seq_lens:
         return []
-    lengths = tuple(each + MORE_KEYS if each else 0 for each in problem.seq_lens)
-    longer = replace(problem, seq_lens=lengths)
-    return [longer] if longer.work <= axes.max_work and fails(longer) else []
+    pairs = list(zip(problem.query_lens, problem.seq_lens, strict=True))
+    tried = [[(t, s + MORE_KEYS if s else 0) for t, s in pairs]]
+    if problem.window_right >= 0:  # which hides keys of later queries only
+        tried.append([(t + MORE_QUERIES, s + MORE_QUERIES) if t else (t, s) for t, s in pairs])
+    made = (with_lengths(problem, each) for each in tried)
+    return [each for each in made if each and each.work <= axes.max_work and fails(each)]
 
 
 Condition = tuple[str, Any]

@@ -101,15 +101,23 @@ class Experiments:
         self._discover()
         self._drop_what_others_explain()
         self._unite_undecided()
+        self._drop_what_others_explain()
         self._specify()
-        deciding = [self._decides(fault) for fault in self._faults]
-        if len(deciding) > 1 and not any(deciding):
-            self._take_for_one()
-        elif len(deciding) > 1 and not all(deciding):
-            return Separation()
-        if self._deaths >= MOST_DEATHS:
+        if not self._is_decided() or self._deaths >= MOST_DEATHS:
             return Separation()
         return self._separation(found)
+
+    def _is_decided(self) -> bool:
+        """Whether each cause decides; those of which none does are taken for one, if they may be.
+
+        Where the time is over before that is known, nothing is decided.
+        """
+        deciding = [self._decides(fault) for fault in self._faults]
+        if len(deciding) < 2 or all(deciding):  # noqa: PLR2004  several
+            return True
+        if any(deciding) or self._over():
+            return False
+        return self._take_for_one()
 
     # What is seen
 
@@ -288,17 +296,20 @@ class Experiments:
                 fault.values, failing, passing, [each for each, _ in self._seen.values()]
             )
 
-    def _take_for_one(self) -> None:
-        """Take causes of which none decides for one, with what all of them need.
+    def _take_for_one(self) -> bool:
+        """Take causes of which none decides for one, with what all of them need, if all fail alike.
 
         An error near its bound fails in some problems and passes in others, whatever their values:
         what looks like several causes is one.
         """
         first, *others = self._faults
+        if not first.symptoms.intersection(*(other.symptoms for other in others)):
+            return False
         for other in others:
             merge(first, other)
         self._faults, first.more = [first], {}
         self._specify()
+        return True
 
     def _decides(self, fault: Fault) -> bool:
         """Whether many problems with a cause's values fail, or its own does whatever the tensors.
@@ -314,10 +325,11 @@ class Experiments:
         return bad / max(bad + good, 1)
 
     def _unite_undecided(self) -> None:
-        """Take causes in one option for one, unless each explains most of its problems.
+        """Take causes in one option for one that each explain too few of its problems.
 
         Pages in a wrong order show behind a window, under a causal mask, or in a page that is not
-        full: what each of these needs beside the order is how it shows.
+        full: what each of these needs beside the order is how it shows. Other options beside it
+        are faults of their own.
         """
         for fault in reversed([*self._faults]):
             if self._share_alone(fault) >= STANDS:

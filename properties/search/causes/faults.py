@@ -10,7 +10,7 @@ from ....reference import AttentionProblem, Problem
 from ...findings.causes import ANSWER_KINDS
 from ...findings.ledger import holds
 from ...verdicts.verdict import Verdict
-from .ablation import Fails, Needs, with_lengths, with_value, without
+from .ablation import WINDOWS, Fails, Needs, with_lengths, with_value, without
 
 
 @dataclass
@@ -130,10 +130,15 @@ def alike(one: Fault, other: Fault) -> bool:
     return bool(mine & others - VISIBLE) and (within or mine ^ others <= VISIBLE)
 
 
+SHOWS = {*VISIBLE, *WINDOWS, "causal", "custom_mask", "mask_pattern", "tree", "alibi"}
+"""Fields beside which a fault of another one shows: by them the places of keys matter."""
+
+
 def share_option(one: Fault, other: Fault) -> bool:
-    """Whether two causes show alike and lie in one field, whatever else each of them needs."""
-    both = one.needs.fields.keys() & other.needs.fields.keys() - VISIBLE
-    return bool(both) and bool(one.symptoms & other.symptoms)
+    """Whether two causes show alike and lie in one field, beside fields that show it only."""
+    mine, others = one.needs.fields.keys(), other.needs.fields.keys()
+    shared = mine & others - VISIBLE and mine ^ others <= SHOWS
+    return bool(shared) and bool(one.symptoms & other.symptoms)
 
 
 def merge(one: Fault, other: Fault) -> None:

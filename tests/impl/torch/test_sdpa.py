@@ -47,13 +47,14 @@ def test_a_bias_of_16_bit_operands_is_rounded_once(
     [
         ({"v_scale": 0.5}, "v_scale 0.5 on a float16 output would round it twice"),
         ({"v_scale": 0.5, "dtype": "bfloat16"}, ""),
-        ({"v_scale": 2.0}, ""),
+        ({"v_scale": 2.0}, "v_scale 2.0 on a float16 output would round it twice"),
+        ({"v_scale": 2.0, "dtype": "bfloat16"}, ""),
         ({"output_divisor": 2.0}, "output_divisor 2.0 would round a float16 output twice"),
         ({"output_divisor": 2.0, "dtype": "float32"}, ""),
-        ({"output_divisor": 0.5}, ""),
+        ({"output_divisor": 0.5}, "output_divisor 0.5 would round a float16 output twice"),
     ],
 )
-def test_an_output_of_float16_is_not_halved_where_it_may_be_subnormal(
+def test_nothing_multiplies_an_output_of_float16_which_may_be_subnormal(
     fields: dict[str, Any], said: str
 ) -> None:
     problem = AttentionProblem(**{"dtype": "float16", **fields})

@@ -15,7 +15,7 @@ from kernelproof.reference.tensors.inputs import RaggedAttentionInputs
 varlen = pytest.importorskip("torch.nn.attention.varlen")
 MIXED = AttentionProblem(
     operation="ragged_attention", query_lens=(3, 1, 0, 2), seq_lens=(5, 7, 2, 2), num_kv_heads=2,
-    group_size=2, dtype="float16", v_scale=2.0, k_scale=0.5, strided_q=True,
+    group_size=2, dtype="bfloat16", v_scale=2.0, k_scale=0.5, strided_q=True,
 )  # fmt: skip
 KERNEL = find_implementation("torch-varlen-attn")
 GPU = replace(Target.here("cpu"), device="cuda", sm=90)
@@ -54,7 +54,7 @@ def test_each_option_arrives(options: dict[str, Any], monkeypatch: pytest.Monkey
     assert isinstance(inputs, RaggedAttentionInputs)
     out, lse = KERNEL.function(inputs)
     expected = oracle.attention(inputs)
-    assert torch.allclose(out.double(), expected.out, rtol=2e-3, atol=1e-3)
+    assert torch.allclose(out.double(), expected.out, rtol=8e-3, atol=8e-3)
     assert torch.allclose(lse.double(), expected.lse, atol=1e-5)
 
 

@@ -555,12 +555,22 @@ DEEPSEEK = RouteProblem(num_tokens=3, num_experts=4, method="deepseek_v3", bias=
         (
             "uninitialised",
             "routing_bias_shift",
-            replace(DEEPSEEK, num_experts=129, bias=False),
+            replace(DEEPSEEK, num_experts=129),
             (
                 replace(DEEPSEEK, num_experts=128),
-                replace(DEEPSEEK, num_experts=128, bias=False),
+                replace(DEEPSEEK, num_experts=129, bias=False),
                 replace(DEEPSEEK, num_experts=129, top_k=8),
                 replace(DEEPSEEK, num_experts=130, num_groups=2),
+            ),
+        ),
+        (
+            "uninitialised-blocks",
+            "routing_parity",
+            replace(DEEPSEEK, num_experts=129, bias=False, num_tokens=4096),
+            (
+                replace(DEEPSEEK, num_experts=129, bias=False, num_tokens=4095),
+                replace(DEEPSEEK, num_experts=128, bias=False, num_tokens=4096),
+                replace(DEEPSEEK, num_experts=129, num_tokens=4096),
             ),
         ),
     ],

@@ -83,6 +83,10 @@ TINY = Profile("tiny", problems=30, max_work=20_000, shrink_seconds=30.0, second
         (lambda p: p.sinks and p.most_queries > 1,
          {"sinks": True, "query_lens": (2,), "seq_lens": (2,)},
          {"sinks": True, "most_queries": {"min": 2}}),
+        # 0 taken for no window: a wider one is tried with more queries, of which it hides some.
+        (lambda p: p.window_right == 0 and p.most_queries > 1 and not p.causal,
+         {"window_right": 0, "query_lens": (2,), "seq_lens": (16,)},
+         {"causal": False, "window_right": 0, "most_queries": {"min": 2}}),
         (lambda _: True, {}, {}),
     ],
 )  # fmt: skip
@@ -114,6 +118,30 @@ def test_more_keys_that_show_another_fault_say_nothing_of_a_value() -> None:
 
     found = needs_of(AttentionProblem(group_size=3), AXES, fails)
     assert found.values == {"group_size": [3, 5, 6]}
+
+
+@pytest.mark.parametrize(
+    "needed",
+    [
+        {"page_size": 1},
+        {"causal": False},
+        {"causal": False, "sinks": True},
+        {"group_size": 1},
+        {"causal": True, "more_queries_than_keys": True},
+    ],
+    ids=str,
+)
+def test_more_keys_that_show_another_fault_hide_no_need(needed: dict[str, object]) -> None:
+    """A value may be the simplest that there is: only other values show that it is needed."""
+
+    def fails(problem: Problem) -> bool:
+        assert isinstance(problem, AttentionProblem)
+        return holds(problem, needed) or problem.most_keys > 64
+
+    lengths = {"query_lens": (2,), "seq_lens": (1,)} if "more_queries_than_keys" in needed else {}
+    fields = {name: each for name, each in needed.items() if name != "more_queries_than_keys"}
+    problem = replace(AttentionProblem(), **{**fields, **lengths})  # type: ignore[arg-type]
+    assert needs_of(problem, AXES, fails).values == needed
 
 
 def test_the_shortest_condition_is_told() -> None:
@@ -170,6 +198,10 @@ def test_causes_in_one_option_that_explain_little_apart_are_one() -> None:
     examined._faults = [decided, other]
     examined._unite_undecided()
     assert examined._faults == [decided, other], "each explains its problems by itself"
+    sinks, cap = fault("page_order", "sinks"), fault("page_order", "logits_soft_cap")
+    examined._seen, examined._faults = {}, [sinks, cap]
+    examined._unite_undecided()
+    assert examined._faults == [sinks, cap], "an option beside the order is a fault of its own"
 
 
 def test_causes_of_which_none_decides_are_one() -> None:
@@ -180,11 +212,27 @@ def test_causes_of_which_none_decides_are_one() -> None:
     answers = ["answer out", "", "", ""]
     examined._seen = {p.id: (p, a) for p, a in zip(problems, answers, strict=True)}
     examined._faults = list(apart)
-    examined._take_for_one()
+    assert examined._take_for_one()
     (one,) = examined._faults
     assert one is apart[0]
     assert not one.needs.fields
     assert examined._counted(one)[0] == problems[:1]
+    unlike = [fault("sinks"), fault("k_scale", symptom="answer lse")]
+    examined._faults = list(unlike)
+    assert not examined._take_for_one()
+    assert examined._faults == unlike
+
+
+def test_nothing_is_decided_once_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cause that was not tried with other tensors is none that does not decide."""
+    examined = object.__new__(Experiments)
+    causes = [fault("sinks"), fault("k_scale")]
+    for over, decided, left in ((True, False, 2), (False, True, 1)):
+        examined._faults, examined._seen = list(causes), {}
+        monkeypatch.setattr(examined, "_over", lambda over=over: over)
+        monkeypatch.setattr(examined, "_decides", lambda _: False)
+        assert examined._is_decided() is decided
+        assert len(examined._faults) == left
 
 
 def test_what_a_law_changes_shows_the_cause_of_its_finding(
