@@ -79,7 +79,7 @@ def test_an_empty_batch_of_rows_is_quantised() -> None:
 
 @pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
 def test_attention_reads_each_token_by_its_own_scale_and_zero_point(kv_layout: KVLayout) -> None:
-    problem = replace(PROBLEM, kv_layout=kv_layout, k_scale=0.5, v_scale=2.0)
+    problem = replace(PROBLEM, kv_layout=kv_layout, k_scale=0.5, v_scale=2.0, dtype="bfloat16")
     inputs = materialise(problem)
     assert isinstance(inputs, PagedAttentionInputs)
     assert inputs.kv_cache_sf is not None
