@@ -79,35 +79,49 @@ def _is_number(value: object) -> bool:
 
 
 def needs_of(problem: Problem, axes: Axes, fails: Fails) -> Needs:
-    """Return what a problem that fails needs, a field, a size and a property at a time."""
-    simplest = fields_when_unused(problem, axes)
-    bases = [problem, *_longer(problem, axes, fails)]
-    needed: dict[str, frozenset[Any]] = {}
-    passing: dict[str, frozenset[Any]] = {}
-    for name in names_of(problem):
-        value = getattr(problem, name)
-        unused = simplest.get(name, value)
+    """Return what a problem that fails needs, a field, a size and a property at a time.
+
+    In few keys most windows and masks hide nothing, and more keys may show another fault: they tell
+    of a field where they fail for what the problem fails for, which the fields in use decide.
+    """
+    simplest, longer = fields_when_unused(problem, axes), _longer(problem, axes, fails)
+    found: dict[str, tuple[frozenset[Any], frozenset[Any]]] = {}
+    names = names_of(problem)
+    used = [name for name in names if getattr(problem, name) != simplest.get(name, ...)]
+    used = [name for name in used if name in simplest]
+    for name in used:
+        apart = without(problem, name, simplest)
+        if apart is not None and fails(apart) is False:
+            alike = [problem, *(base for base in longer if _fails_for(name, base, simplest, fails))]
+            others = _others(name, problem, axes)
+            found[name] = _told_apart(name, problem, alike, others, simplest[name], fails)
+    same = _of_one_fault(longer, _needs(found, simplest), fails) if found else []
+    for name in names:
         others = _others(name, problem, axes)
-        # In few keys most windows hide nothing; of other fields more keys may show another fault.
-        own = bases if name in WINDOWS else bases[:1]
-        if value != unused:
-            apart = without(problem, name, simplest)
-            necessary = apart is not None and fails(apart) is False
-        else:
-            necessary = bool(others) and _never_fails(
-                fails,
-                (with_value(base, name, other) for base in own for other in _some(others)),
-            )
-        if necessary:
-            alike = [problem, *(b for b in own[1:] if _fails_for(name, b, simplest, fails))]
-            needed[name], passing[name] = _told_apart(name, problem, alike, others, unused, fails)
-    needs = Needs(needed, passing, simplest, {})
-    same = [problem, *(base for base in bases[1:] if _fails_as_needed(base, needs, fails))]
+        bases = [problem, *(longer if name in WINDOWS else same)]
+        changed = (with_value(base, name, other) for base in bases for other in _some(others))
+        if name not in used and others and _never_fails(fails, changed):
+            unused = getattr(problem, name)
+            found[name] = _told_apart(name, problem, bases, others, unused, fails)
+    needs = _needs({name: found[name] for name in names if name in found}, simplest)
+    same = [problem, *_of_one_fault(longer, needs, fails)]
     return replace(needs, structure=_structure(problem, axes, fails, same))
 
 
+def _needs(
+    found: Mapping[str, tuple[frozenset[Any], frozenset[Any]]], simplest: Mapping[str, Any]
+) -> Needs:
+    failing = {name: each for name, (each, _) in found.items()}
+    return Needs(failing, {name: each for name, (_, each) in found.items()}, simplest, {})
+
+
+def _of_one_fault(longer: Sequence[Problem], needs: Needs, fails: Fails) -> list[Problem]:
+    """Return the longer problems that pass without each field that is needed."""
+    return [base for base in longer if _fails_as_needed(base, needs, fails)]
+
+
 def _fails_as_needed(base: Problem, needs: Needs, fails: Fails) -> bool:
-    """Whether a longer problem passes without each field that is needed: its fault is the same."""
+    """Whether a longer problem passes without each field that is needed."""
     for name in needs.fields:
         changed = without(base, name, needs.simplest)
         if changed is None and (others := sorted(needs.passing[name], key=str)):
