@@ -25,6 +25,7 @@ from ...properties.findings.corpus import load_case
 from ...properties.findings.expectations import read_expectations
 from ...properties.findings.files import Output
 from ...properties.findings.ledger import CASE_SCHEMA, PREDICATES, Entry, LedgerError, read_case
+from ...properties.findings.names import without_reference
 from ...properties.verdicts.verdict import BAD
 from ...reference import Problem, problem_from_json
 from ..console.errors import UsageRefusedError
@@ -310,7 +311,7 @@ def failures_in(report: Mapping[str, Any]) -> list[Failure]:
             verdict = each["candidate"]
             laws, name = tuple(each["laws"]), each["subject"]
         else:
-            verdict, name = each, each["implementation"]
+            verdict, name = each, _declared_name(each, each["implementation"], report)
             laws = tuple(each.get("laws") or (each["law"],))
         if verdict.get("status") not in BAD or verdict.get("kind") == MUST_FAIL:
             continue
@@ -352,11 +353,26 @@ def _release_of(
     """
     if _compared(report) != FLASHINFER:
         return _compared(report), report["candidate"]["version"]
-    told = {each["name"]: each for each in report.get("implementations", ())}.get(name, {})
+    known = {_declared_name(each, each["name"], report): each
+             for each in report.get("implementations", ())}  # fmt: skip
+    told = known.get(name, {})
     provider = told.get("provider") or built_in_provider(name) or ""
     if provider == FLASHINFER:
         return "flashinfer", target["flashinfer"]
     return canonical_name(provider), None if name in BUILT_IN else told.get("provider_version")
+
+
+def _declared_name(said: Mapping[str, Any], shown: str, report: Mapping[str, Any]) -> str:
+    """Return the name by which entries match, of a finding or of an implementation of a report.
+
+    A name that several implementations share is shown with each one's reference behind it.
+    """
+    if said.get("declared_name"):
+        return str(said["declared_name"])
+    for each in report.get("implementations", ()):  # older reports do not have the field
+        if each["name"] == shown:
+            return without_reference(shown, each.get("reference", ""))
+    return shown
 
 
 def _compared(report: Mapping[str, Any]) -> str:

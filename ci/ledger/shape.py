@@ -24,6 +24,7 @@ class Finding(msgspec.Struct):
     implementation: str
     law: LawName
     status: str
+    declared_name: str = ""
     kind: str = ""
     problem: dict[str, Any] | None = None
     entry: str | None = ""
@@ -45,6 +46,8 @@ class Implementation(msgspec.Struct):
     """One that was judged."""
 
     name: str
+    declared_name: str = ""
+    reference: str = ""
     provider: str | None = None
     provider_version: str | None = None
 

@@ -37,6 +37,7 @@ def to_json(summary: Summary) -> dict[str, Any]:
         "findings": [
             {
                 **cause.to_json(),
+                "declared_name": each.declared_name,
                 "problem_id": cause.finding.problem.id,
                 **reasons.get(cause.finding.entry or "", {}),
             }

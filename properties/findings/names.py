@@ -26,6 +26,11 @@ def with_reference(name: str, reference: str) -> str:
     return f"{name} ({reference})"
 
 
+def without_reference(name: str, reference: str) -> str:
+    """Return the name that an implementation was declared with, of one that may have more."""
+    return name.removesuffix(with_reference("", reference))
+
+
 def shared_names(named: Iterable[tuple[str, str]]) -> set[str]:
     """Return the names that several implementations have, of pairs of a name and MODULE:NAME."""
     owners: dict[str, set[str]] = {}
@@ -39,14 +44,9 @@ def tell_apart(reports: Sequence[ImplementationReport]) -> None:
 
     While a run goes on, the first of them has the plain name, and which one is first is chance.
     """
-    shared = shared_names((own_name(each), each.reference) for each in reports)
+    shared = shared_names((each.declared_name, each.reference) for each in reports)
     for report in reports:
-        if (own := own_name(report)) in shared:
+        if (own := report.declared_name) in shared:
             report.name = with_reference(own, report.reference)
             for finding in report.findings:
                 finding.implementation = report.name
-
-
-def own_name(report: ImplementationReport) -> str:
-    """Return the name that an implementation was declared with, as far as it is known."""
-    return str(report.declared.get("name", report.name))

@@ -361,6 +361,11 @@ class ImplementationReport:
             self.error, self.suite_failed = f"{SUITE_FAILED}: {error}", True
 
     @property
+    def declared_name(self) -> str:
+        """The name that it was declared with, as far as it is known: others may have it too."""
+        return str(self.declared.get("name", self.name))
+
+    @property
     def judged(self) -> int:
         """Problems on which some law had something to say."""
         return sum(law.judged for law in self.laws)
@@ -396,6 +401,7 @@ class ImplementationReport:
         """Return a JSON-able dictionary."""
         return {
             "name": self.name,
+            "declared_name": self.declared_name,
             "reference": self.reference,
             "operation": self.operation,
             "provider": self.declared.get("provider", ""),

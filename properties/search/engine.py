@@ -21,7 +21,7 @@ from ...reference import Problem
 from ..findings.corpus import Case, cases_of
 from ..findings.coverage import Coverage, Gap
 from ..findings.ledger import Entry
-from ..findings.names import Names, own_name, tell_apart
+from ..findings.names import Names, tell_apart
 from ..findings.report import (
     INTERRUPTED,
     TIME,
@@ -519,7 +519,7 @@ class Run:
         An entry's case is replayed under any law, for the entry may be retired by it.
         """
         plan = self.plan
-        entries = [e for e in plan.ledger.entries if e.applies_to(own_name(report), self.target)]
+        entries = [e for e in plan.ledger.entries if e.applies_to(report.declared_name, self.target)]
         return Stored(
             [
                 case
