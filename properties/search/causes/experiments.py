@@ -135,7 +135,7 @@ class Experiments:
     def _draw(self) -> list[Problem]:
         candidate = self._candidate
         count = max(1, round(DRAWN * candidate.cost.problems))
-        seed = seed_of_round(0, "causes", candidate.name, self._seed)
+        seed = seed_of_round(0, "causes", candidate.own_name, self._seed)
         axes = replace(candidate.axes, max_work=min(candidate.axes.max_work, SMALL))
         return draw_problems(axes, self._profile, seed, count)
 

@@ -319,6 +319,17 @@ def test_the_number_of_problems_ends_experiments_and_not_the_clock() -> None:
     assert one._answer(AttentionProblem()) is None
 
 
+def test_experiments_draw_the_same_whichever_of_two_kernels_of_one_name_came_first() -> None:
+    law = find_law("parity")
+
+    def drawn(shown: str) -> list[AttentionProblem]:
+        address = Address("mine.py:mine", None, "cpu")
+        candidate = Candidate(shown, address, AXES, declared_name="mine")
+        return Experiments(Mock(), candidate, {}, law, TINY, 0, lambda: False)._draw()  # type: ignore[return-value]
+
+    assert drawn("mine") == drawn("mine (mine.py:mine)")
+
+
 def test_conforming_kernels_cost_no_experiment() -> None:
     report = ImplementationReport("mine", "mine.py:mine", operation="paged_attention")
     candidate = Candidate("mine", Address("mine.py:mine", None, "cpu"), AXES)
