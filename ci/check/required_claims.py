@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...impl.targets.data_files import read_json
+from ...properties.findings.names import without_reference
 from ...properties.findings.report import ImplementationReport, RunReport
 from ..console.errors import UsageRefusedError
 from ..reports.claims import LostClaim
@@ -23,6 +24,7 @@ class ClaimedOnce:
     """What a file says of one implementation: the values that it claimed, by axis."""
 
     name: str
+    declared_name: str
     reference: str
     claimed: Mapping[str, Sequence[str]]
 
@@ -61,12 +63,23 @@ class RequiredClaims:
         return [*lost, *(LostClaim(each.name, "", "", why) for each in missing)]
 
     def _once(self, report: ImplementationReport, run: RunReport) -> ClaimedOnce | None:
-        """Return what was claimed once; of two of one name, by the one of the same reference."""
-        named = [each for each in self.implementations if each.name == report.name]
-        several = len(named) > 1 or sum(e.name == report.name for e in run.implementations) > 1
-        if several:
-            named = [each for each in named if each.reference == report.reference]
-        return named[0] if named else None
+        """Return what was claimed once of the same reference, or else under the same name.
+
+        A name that others have too, here or in the file, tells nothing but of those whose
+        references are new or gone.
+        """
+        same = [each for each in self.implementations if each.reference == report.reference]
+        if len(same) > 1:  # on several chips
+            same = [each for each in same if each.name == report.name]
+        if same:
+            return same[0]
+        known = {each.reference for each in self.implementations}
+        here = {each.reference for each in run.implementations}
+        name = report.declared_name
+        new = {each.reference for each in run.implementations if each.declared_name == name} - known
+        named = [each for each in self.implementations if each.declared_name == name]
+        gone = [each for each in named if each.reference not in here]
+        return gone[0] if len(gone) == 1 == len(new) else None
 
 
 def _refused_now(once: ClaimedOnce, report: ImplementationReport) -> list[LostClaim]:
@@ -112,7 +125,9 @@ def _claimed_once(path: Path, index: int, data: object) -> ClaimedOnce | None:
         raise _unfit(path, f"{where}.claimed_space is not a table")
     claimed = {axis: _values(path, f"{where}.claimed_space.{axis}", each)
                for axis, each in space.items()}  # fmt: skip
-    return ClaimedOnce(data["name"], str(data.get("reference", "")), claimed)
+    name, reference = data["name"], str(data.get("reference", ""))
+    declared = data.get("declared_name") or without_reference(name, reference)
+    return ClaimedOnce(name, str(declared), reference, claimed)
 
 
 def _values(path: Path, where: str, data: Any) -> list[str]:  # noqa: ANN401  JSON

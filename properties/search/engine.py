@@ -518,8 +518,8 @@ class Run:
 
         An entry's case is replayed under any law, for the entry may be retired by it.
         """
-        plan = self.plan
-        entries = [e for e in plan.ledger.entries if e.applies_to(report.declared_name, self.target)]
+        plan, name = self.plan, report.declared_name
+        entries = [e for e in plan.ledger.entries if e.applies_to(name, self.target)]
         return Stored(
             [
                 case

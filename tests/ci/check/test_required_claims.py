@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from kernelproof.ci.console.errors import UsageRefusedError
 from kernelproof.ci.reports.claims import claims_rows, claims_text, lost_lines
 from kernelproof.impl.targets.refusal import Refusal
 from kernelproof.properties.findings.claimed_space import AxisClaims
+from kernelproof.properties.findings.names import tell_apart
 from kernelproof.properties.findings.report import ImplementationReport, RunReport
 
 KERNELS = """
@@ -103,6 +105,40 @@ def test_two_of_one_name_are_told_apart_by_their_references(tmp_path: Path) -> N
     assert not required.lost(run(ONCE, second), gate=True)
     (lost,) = required.lost(run(NOW, second), gate=True)
     assert lost.value == "float16"
+
+
+def test_a_second_kernel_of_the_name_loses_no_claim_and_hides_none(tmp_path: Path) -> None:
+    """Whichever run has it, and whether or not the report says which name was declared."""
+
+    def two(first: ImplementationReport) -> list[ImplementationReport]:
+        second = ImplementationReport("mine", "other:mine", "merge_state",
+                                      claimed_space=NOW.claimed_space)  # fmt: skip
+        reports = [replace(first, declared={"name": "mine"}), second]
+        second.declared = {"name": "mine"}
+        tell_apart(reports)
+        assert reports[0].name == "mine (k:mine)"
+        return reports
+
+    alone, both = claims(tmp_path, ONCE), two(ONCE)
+    assert not alone.lost(run(*both), gate=True)
+    (lost,) = alone.lost(run(*two(NOW)), gate=False)
+    assert (lost.implementation, lost.value) == ("mine (k:mine)", "float16")
+    for older in (False, True):
+        stored = [each.to_json() for each in both]
+        if older:
+            for each in stored:
+                del each["declared_name"]
+        path = tmp_path / "claims.json"
+        path.write_text(json.dumps({"implementations": stored}))
+        required = read_claims(path)
+        assert not required.lost(run(*both), gate=True)
+        assert not required.lost(run(ONCE), gate=False)
+        for now in (run(NOW), run(*two(NOW))):
+            (lost,) = required.lost(now, gate=False)
+            assert lost.value == "float16"
+        moved = replace(NOW, reference="elsewhere:mine")
+        (lost,) = required.lost(run(moved, both[1]), gate=True)
+        assert (lost.implementation, lost.value) == ("mine", "float16")
 
 
 @pytest.mark.parametrize(
