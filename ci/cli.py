@@ -27,6 +27,7 @@ from .bump.options import (
     PACKAGE_OPTION,
     bump_options,
     pin_options,
+    refuse_empty,
     side_options,
 )
 from .check.engine_folders import from_option
@@ -228,7 +229,7 @@ def gate(
     To compare two FlashInfer releases, use `bump`.
     """
     refuse_shared_files()
-    if any((baseline, candidate, baseline_from, candidate_from)):
+    if any(each is not None for each in (baseline, candidate, baseline_from, candidate_from)):
         alias = "`gate --baseline A --candidate B` is an alias: the command is `bump A B`"
         tell(f"kernelproof: {alias}", err=True)
         return _bump(baseline, candidate, baseline_from, candidate_from, options)
@@ -451,6 +452,9 @@ def _bump(
         absent = "baseline" if baseline is None else "candidate"
         message = f"the {absent} is missing: a comparison has two releases"
         raise click.UsageError(message)
+    positional = click.get_current_context().command is bump_command
+    if not options["outputs"].paths:  # else a report says so too, once there is torch to write it
+        refuse_empty({"baseline": baseline, "candidate": candidate}, positional=positional)
     _refuse(NOT_OF_BUMP, "does not go with a comparison of releases")
     if options["compiled"] is None:
         _refuse(("units",), "goes with --compile")
@@ -458,7 +462,7 @@ def _bump(
 
     kept = {name: value for name, value in options.items() if name not in NOT_OF_BUMP}
     address = kept.pop("ray")
-    request = Request(baseline, candidate, _command(), **kept)
+    request = Request(baseline, candidate, _command(), **kept, positional=positional)
     if address is None:
         return bump(request)
     from .bump.cluster import bump_on

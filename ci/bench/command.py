@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..console.errors import CONFORMING, NONCONFORMING
+from ..console.help import CheckedGroup
 from ..console.outputs import Outputs, output_option
 
 if TYPE_CHECKING:
@@ -92,7 +93,9 @@ def _tell(line: str) -> None:
     click.echo(line, err=True)
 
 
-@click.group(invoke_without_command=True, short_help="Measure Kernelproof itself.")
+@click.group(
+    cls=CheckedGroup, invoke_without_command=True, short_help="Measure Kernelproof itself."
+)
 @JSON
 @click.pass_context
 def bench(context: click.Context, outputs: Outputs) -> None:

@@ -55,6 +55,7 @@ from .behaviour.running import (
     read_uses,
 )
 from .behaviour.watching import Progress, progress
+from .options import refuse_empty
 from .report.contents import refused, to_json, with_actions
 from .report.display import print_report
 from .report.evidence import kept
@@ -113,6 +114,8 @@ class Request:
     package: str = FLASHINFER_PACKAGE.name
     cases_as: Path | None = None
     sources: Sequence[Path] | None = None
+    positional: bool = False
+    """Whether the releases are arguments of the command, and not values of its flags."""
 
     @property
     def compared(self) -> Package:
@@ -172,6 +175,7 @@ def compare(request: Request, ending: Ending) -> tuple[dict[str, Any], list[str]
     try:
         sources = [Source.read(path) for path in request.uses]
         policy = _policy(request.policy)
+        refuse_empty(request.sides, positional=request.positional)
         _refuse_inapplicable(request)
         with progress(60 * (minutes_of(request) or math.inf)) as watched, ending.watched():
             watched.tell(f"comparing {request.baseline} and {request.candidate}")

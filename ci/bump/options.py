@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import click
 
 from ..console.choices import Choice
 from ..console.completion import implementation_names
+from ..console.errors import UsageRefusedError
 from ..console.outputs import FILE, output_option
 from ..releases.packages import FLASHINFER_PACKAGE, PACKAGES
 
@@ -118,3 +119,20 @@ def bump_options(command: Callable[..., int]) -> Callable[..., int]:
     for option in reversed(BUMP_OPTIONS):
         command = option(command)
     return command
+
+
+def refuse_empty(sides: Mapping[str, str], *, positional: bool) -> None:
+    """Refuse a side that is empty, such as a variable of a pipeline that is not set.
+
+    Args:
+        sides: what was given for each.
+        positional: whether they are arguments of the command, and not values of its flags.
+
+    Raises:
+        UsageRefusedError: the argument or the flag is named.
+    """
+    for side, given in sides.items():
+        if not given.strip():
+            name = side.upper() if positional else f"--{side}"
+            message = f"{name} is empty: give a version, a wheel, a folder or an interpreter"
+            raise UsageRefusedError(message)

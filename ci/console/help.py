@@ -35,7 +35,20 @@ class SectionedCommand(click.Command):
         _write(formatter, self.sections, records, "Other options")
 
 
-class SectionedGroup(click.Group):
+class CheckedGroup(click.Group):
+    """A group none of whose commands takes an empty value."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command and its arguments, none of which is empty."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and not ctx.resilient_parsing:
+            _refuse_empty(command, click.Context(command, parent=ctx, info_name=name), rest)
+        return name, command, rest
+
+
+class SectionedGroup(CheckedGroup):
     """A group whose help shows its commands under headings.
 
     Args:
@@ -45,16 +58,6 @@ class SectionedGroup(click.Group):
     def __init__(self, *args: Any, sections: Sections, **options: Any) -> None:  # noqa: ANN401
         super().__init__(*args, **options)
         self.sections = sections
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command and its arguments, none of which is empty."""
-        name, command, rest = super().resolve_command(ctx, args)
-        plain = command is not None and not isinstance(command, click.Group)
-        if command is not None and plain and not ctx.resilient_parsing:
-            _refuse_empty(command, click.Context(command, parent=ctx, info_name=name), rest)
-        return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands, a list for each heading."""
@@ -77,9 +80,8 @@ def _refuse_empty(command: click.Command, ctx: click.Context, args: Sequence[str
     values, _, _ = command.make_parser(ctx).parse_args(list(args))
     for parameter in command.params:
         given = values.get(parameter.name or "")
-        if parameter.name not in REFUSED_LATER and "" in (
-            given if isinstance(given, (list, tuple)) else [given]
-        ):
+        values_given = given if isinstance(given, (list, tuple)) else [given]
+        if "" in values_given and parameter.name not in REFUSED_LATER:
             name = parameter.human_readable_name
             flags = isinstance(parameter, click.Option) and max(parameter.opts, key=len)
             message = f"{flags or parameter.metavar or name} is empty"

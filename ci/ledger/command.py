@@ -9,13 +9,14 @@ from typing import Any
 import click
 
 from ..console.errors import CONFORMING, UsageRefusedError
+from ..console.help import CheckedGroup
 from ..console.lines import tell
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 LEDGER = click.option("--ledger", type=FILE, help="Instead of the shipped one.")
 
 
-@click.group("expectations")
+@click.group("expectations", cls=CheckedGroup)
 def expectations() -> None:
     """Keep the ledger of known failures."""
 
@@ -88,7 +89,7 @@ def update(
     return CONFORMING
 
 
-@click.group("corpus")
+@click.group("corpus", cls=CheckedGroup)
 def corpus() -> None:
     """Keep the cases that are replayed first."""
 

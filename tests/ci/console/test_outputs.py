@@ -150,8 +150,12 @@ def test_a_side_that_is_empty_is_not_the_current_folder(
 ) -> None:
     assert main([*COMPARED, "--candidate", given, "--json", "r.json"]) == 2
     (failure,) = json.loads((here / "r.json").read_text())["failures"]
-    assert failure.startswith(f"--candidate: {given!r} is empty: give a version")
-    assert failure in " ".join(capsys.readouterr().out.split())
+    assert main(["bump", "old", given, "--json", "b.json"]) == 2
+    (told,) = json.loads((here / "b.json").read_text())["failures"]
+    assert told.startswith("CANDIDATE is empty: give a version")
+    assert failure.startswith("--candidate is empty: give a version")
+    said = capsys.readouterr()
+    assert failure in " ".join((said.out + said.err).split())
 
 
 def test_a_case_that_is_not_written_costs_no_report(
