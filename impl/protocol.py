@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, runtime_checkable
@@ -14,6 +15,7 @@ from .. import __version__
 from ..fixtures.suggestions import did_you_mean
 from ..reference import Arithmetic, Problem
 from ..reference.operations import OPERATIONS as ORACLES
+from ..reference.validation import flag_of
 from .features import FEATURES, drawn_features
 from .targets.backends import BACKENDS, COMPILERS, KERNELPROOF
 from .targets.refusal import Refusal
@@ -254,55 +256,91 @@ class Implementation:
         return feature_of(asked, self.backend_on(target), decodes=self.decodes)
 
 
-_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "name": (lambda value: isinstance(value, str), "str"),
-    "features": (
-        lambda value: isinstance(value, Collection)
-        and not isinstance(value, str)
-        and all(isinstance(each, str) for each in value),
-        "a collection of names",
-    ),
-    "provider": (lambda value: value is None or isinstance(value, str), "str"),
-    "backend": (lambda value: isinstance(value, str), "str"),
-    "ruled_as": (lambda value: value is None or isinstance(value, Mapping), "a mapping"),
-    "arithmetic": (lambda value: value is None or isinstance(value, Arithmetic), "Arithmetic"),
-    "wide_arithmetic": (
-        lambda value: isinstance(value, (list, tuple))
-        and all(
-            isinstance(each, tuple) and [*map(type, each)] == [int, Arithmetic] for each in value
-        ),
-        "pairs of a number of channels and an Arithmetic",
-    ),
+def _of_type(kind: type, *more: None) -> Callable[[Any], Any]:
+    def checked(value: Any) -> Any:  # noqa: ANN401  an option of any kind
+        if isinstance(value, kind) or (value is None and more):
+            return value
+        raise TypeError
+
+    return checked
+
+
+def _callable(value: object) -> object:
+    if value is None or callable(value):
+        return value
+    raise TypeError
+
+
+def _names(value: Collection[str]) -> frozenset[str]:
+    if isinstance(value, str) or not isinstance(value, Collection):
+        raise TypeError
+    return frozenset(map(_of_type(str), value))
+
+
+def _flag(value: object) -> bool:
+    if (flag := flag_of(value)) is None:
+        raise TypeError
+    return flag
+
+
+def _integer(value: int) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)
+
+
+def _number(value: float) -> float:
+    if isinstance(value, (bool, str, bytes)):
+        raise TypeError
+    return float(value)
+
+
+def _pairs(value: Iterable[Any]) -> tuple[tuple[int, Arithmetic], ...]:
+    arithmetic = _of_type(Arithmetic)
+    return tuple((_integer(channels), arithmetic(wide)) for channels, wide in value)
+
+
+_KINDS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "name": (_of_type(str), "str"),
+    "features": (_names, "a collection of names"),
+    "provider": (_of_type(str, None), "str"),
+    "backend": (lambda value: _of_type(str, None)(value) or "", "str"),
+    "ruled_as": (lambda value: dict(_of_type(Mapping, None)(value) or {}), "a mapping"),
+    "arithmetic": (lambda value: _of_type(Arithmetic, None)(value) or Arithmetic(), "Arithmetic"),
+    "wide_arithmetic": (_pairs, "pairs of a number of channels and an Arithmetic"),
     **dict.fromkeys(
         ("supports", "compile_key", "kernels", "library", "session", "chosen_backend"),
-        (lambda value: value is None or callable(value), "callable"),
+        (_callable, "callable"),
     ),
-    **dict.fromkeys(
-        ("writes_out", "decodes"), (lambda value: isinstance(value, bool), "True or False")
-    ),
-    **dict.fromkeys(
-        ("tile", "split", "build_compilers"), (lambda value: type(value) is int, "int")
-    ),
-    "build_minutes": (
-        lambda value: isinstance(value, (int, float)) and not isinstance(value, bool), "a number"
-    ),
-}  # fmt: skip
-"""What each option of an implementation must be, and how a message says it."""
+    **dict.fromkeys(("writes_out", "decodes"), (_flag, "True or False")),
+    **dict.fromkeys(("tile", "split", "build_compilers"), (_integer, "int")),
+    "build_minutes": (_number, "a number"),
+}
+"""Conversion of each option of an implementation, and what the option must be, for messages."""
 
 
-def _check_kinds(options: Mapping[str, object]) -> None:
-    """Refuse what reports would stumble over."""
-    for option, (accepts, expected) in _KINDS.items():
-        if not accepts(value := options[option]):
-            message = f"{option} is {type(value).__name__}; it must be {expected}"
-            raise TypeError(message)
-    name = str(options["name"])
+def _converted(option: str, value: Any) -> Any:  # noqa: ANN401  an option of any kind
+    if option not in _KINDS:
+        return value
+    convert, expected = _KINDS[option]
+    try:
+        return convert(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        message = f"{option} is {value!r}; it must be {expected}"
+        raise TypeError(message) from error
+
+
+def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options in types of Python's own; refuse what reports would stumble over."""
+    found = {option: _converted(option, value) for option, value in options.items()}
+    name = found["name"]
     if not name.isprintable():
         message = f"name is {name!r}; it must hold no control characters"
         raise ValueError(message)
     if not name.strip():
         message = f"name is {name!r}; it must not be empty"
         raise ValueError(message)
+    return found
 
 
 def implementation(
@@ -395,7 +433,9 @@ def implementation(
         ValueError: an empty name, an unknown operation, feature, backend or ``hidden_keys``, a
             backend twice, or no number of compilers, minutes or keys.
     """
-    _check_kinds(locals())
+    given = _checked(locals())
+    tile, split, build_compilers = given["tile"], given["split"], given["build_compilers"]
+    build_minutes, features = given["build_minutes"], given["features"]
     if operation not in OPERATIONS:
         meant = did_you_mean(str(operation), OPERATIONS)
         message = f"operation is {operation!r}; {meant}it must be one of {', '.join(OPERATIONS)}"
@@ -428,31 +468,9 @@ def implementation(
         message = f"features names {unknown}; {meant}known features: {', '.join(FEATURES)}"
         raise ValueError(message)
 
+    given["declared_provider"] = given.pop("provider")
+
     def decorate(function: Callable[[Any], Any]) -> Implementation:
-        return Implementation(
-            operation=operation,
-            name=name,
-            function=function,
-            supports=supports,
-            features=frozenset(features),
-            arithmetic=arithmetic or Arithmetic(),
-            writes_out=writes_out,
-            compile_key=compile_key,
-            kernels=kernels,
-            backend=backend,
-            build_ahead=build_ahead,
-            build_minutes=build_minutes,
-            build_compilers=build_compilers,
-            library=library,
-            tile=tile,
-            split=split,
-            decodes=decodes,
-            session=session,
-            wide_arithmetic=wide_arithmetic,
-            declared_provider=provider,
-            hidden_keys=hidden_keys,
-            chosen_backend=chosen_backend,
-            ruled_as=dict(ruled_as or {}),
-        )
+        return Implementation(function=function, **given)
 
     return decorate

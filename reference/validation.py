@@ -36,7 +36,11 @@ def host_integers(name: str, values: torch.Tensor | Sequence[int]) -> list[int]:
         message = f"{name} is {values!r}; it must be a tensor or a sequence of integers"
         raise ValueError(message)
     else:
-        listed = list(values)
+        try:
+            listed = list(values)
+        except TypeError as error:  # an array without an axis
+            message = f"{name} is {values!r}; it must be a tensor or a sequence of integers"
+            raise ValueError(message) from error
     for position, value in enumerate(listed):
         if isinstance(value, bool) or not isinstance(value, int):
             message = f"{name}[{position}] is {value!r}, not an integer"
@@ -166,7 +170,7 @@ def checked_number(name: str, value: float) -> float:
     try:
         if not isinstance(value, (str, bytes)):
             return float(value)
-    except (TypeError, ValueError, RuntimeError):  # the last of a tensor of several
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last of several values
         pass
     message = f"{name} is {value!r}, not a number"
     raise ValueError(message)
@@ -175,10 +179,25 @@ def checked_number(name: str, value: float) -> float:
 def checked_integer(name: str, value: int) -> int:
     """Return an option as an integer; a float is none."""
     try:
-        return operator.index(value)
-    except TypeError as error:
+        return operator.index(int(value) if _is_numpy_bool(value) else value)
+    except (TypeError, RuntimeError) as error:  # the latter of a tensor without values
         message = f"{name} is {value!r}, not an integer"
         raise ValueError(message) from error
+
+
+def flag_of(value: object) -> bool | None:
+    """Return a flag as a bool, such as numpy's, 0 and 1; None of what is no flag."""
+    try:
+        number = checked_integer("flag", value)  # type: ignore[arg-type]
+    except ValueError:
+        return None
+    return bool(number) if number in (0, 1) else None
+
+
+def _is_numpy_bool(value: object) -> bool:
+    # By its name, for the oracle imports no numpy. Only this integer of numpy's is no index.
+    kind = type(value)
+    return kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")
 
 
 def check_same(name: str, axis: str, actual: int, other: str, expected: int) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from ..formats.kv_format import KVCacheFormat, Scales
 from ..scratch import Scratch
-from ..validation import check_heads, check_values
+from ..validation import check_heads, check_values, flag_of
 from .alibi import ALIBI_FUNCTIONS, Span
 
 OUTPUT_DTYPE = torch.float8_e4m3fn
@@ -55,8 +55,8 @@ def check_options(q: torch.Tensor, num_kv_heads: int, mask_size: int, options: O
     check_heads(q.shape[1], num_kv_heads)
     for name in ("window_left", "window_right"):
         window = getattr(options, name)
-        if not isinstance(window, int) or window < -1:
-            message = f"{name} is {window!r}; it must be -1 (none) or at least 0"
+        if not isinstance(window, int) or isinstance(window, bool) or window < -1:
+            message = f"{name} is {window!r}; it must be an integer, -1 (none) or at least 0"
             raise ValueError(message)
     cap = options.logits_soft_cap
     if not (_is_finite(cap) and cap >= 0):
@@ -142,8 +142,13 @@ def scaled_output(out: torch.Tensor, options: Options) -> torch.Tensor:
 
 def causal_flags(options: Options, requests: int) -> list[bool]:
     """Return whether each request is causal; check that a tensor has a flag of each."""
-    if isinstance(options.causal, bool):
-        return [options.causal] * requests
+    if not isinstance(options.causal, torch.Tensor):
+        causal = flag_of(options.causal)
+        if causal is None:
+            wanted = "causal must be True, False or a bool tensor [requests]"
+            message = f"{wanted}, not {options.causal!r}"
+            raise ValueError(message)
+        return [causal] * requests
     _check_shape("causal", options.causal, (requests,), "bool [requests]")
     flags: list[bool] = options.causal.tolist()
     return flags

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..validation import INT32_MAX, check_lengths, checked_integer, host_integers
+from ..validation import INT32_MAX, check_lengths, checked_integer, checked_number, host_integers
 from .metadata import BatchMetadata, check_metadata
 
 
@@ -67,7 +67,11 @@ def split_decodes_and_prefills(
     """
     lengths = host_integers("query_lens", query_lens)
     check_lengths("query_lens", lengths)
-    decode_threshold = checked_integer("decode_threshold", decode_threshold)
+    threshold = checked_number("decode_threshold", decode_threshold)
+    if not threshold.is_integer():
+        message = f"decode_threshold is {decode_threshold!r}, not an integer"
+        raise ValueError(message)
+    decode_threshold = int(threshold)
     if decode_threshold < 0 or decode_threshold > INT32_MAX:
         message = f"decode_threshold is {decode_threshold}; it must lie in 0 to {INT32_MAX}"
         raise ValueError(message)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ..validation import checked_integer, flag_of
+
 UNIT_ROUNDOFF: dict[str, float] = {
     "float64": 2.0**-53,
     "float32": 2.0**-24,
@@ -136,21 +138,22 @@ class Arithmetic:
                 formats = sorted(each for each in known if each is not None)
                 message = f"Arithmetic.{name} is {value!r}; known formats: {formats}"
                 raise ValueError(message)
-        if not isinstance(self.partial_outputs, bool):
+        partial = flag_of(self.partial_outputs)
+        if partial is None:
             message = (
                 f"Arithmetic.partial_outputs is {self.partial_outputs!r}; it must be True or False"
             )
             raise ValueError(message)
-        if (
-            type(self.merged_outputs) is not int
-            or (self.merged_outputs < 0)
-            or (self.merged_outputs and not self.partial_outputs)
-        ):
+        merged = checked_integer("Arithmetic.merged_outputs", self.merged_outputs)
+        if merged < 0 or (merged and not partial):
             message = (
                 f"Arithmetic.merged_outputs is {self.merged_outputs!r}; it must be a number of "
                 "keys, and 0 without partial_outputs"
             )
             raise ValueError(message)
+        # Python's own types, of which reports and stored answers are made.
+        object.__setattr__(self, "partial_outputs", partial)
+        object.__setattr__(self, "merged_outputs", merged)
         for name, choices in CHOICES.items():
             if (value := getattr(self, name)) not in choices:
                 message = f"Arithmetic.{name} is {value!r}; it must be one of {choices}"

@@ -66,13 +66,15 @@ def checked_rules(
     if isinstance(jitter, bool) or not 0 <= near < math.inf:
         message = f"jitter is {jitter!r}; it must be a number from 0 upwards"
         raise ValueError(message)
-    experts = logits.shape[1] - checked_integer("shared_experts", shared_experts)
-    if isinstance(shared_experts, bool) or shared_experts < 0 or experts < 1:
+    shared = checked_integer("shared_experts", shared_experts)
+    experts = logits.shape[1] - shared
+    if isinstance(shared_experts, bool) or shared < 0 or experts < 1:
         message = (
             f"shared_experts is {shared_experts!r}; it must be from 0 to {logits.shape[1] - 1}: "
             "logits have a column of each, and of one routed expert at least"
         )
         raise ValueError(message)
+    shared_experts = shared
     if shared_experts and how.weight not in JOINT:
         message = f"shared_experts is {shared_experts}, but the method normalises no weights"
         raise ValueError(message)
