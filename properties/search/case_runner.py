@@ -12,11 +12,10 @@ from ..findings.ledger import Entry, holds
 from ..findings.report import LawReport, ProblemVerdict
 from ..isolation.workers import Outcome, Worker
 from ..laws import Law
-from ..verdicts.contained import OUT_OF_MEMORY
 from ..verdicts.memory_need import NO_ROOM
 from ..verdicts.verdict import Verdict
 from ..worker.memory_deaths import has_room_later
-from ..worker.requests import lacked_memory, probe_device, verdict_of
+from ..worker.requests import probe_device, verdict_of
 from .candidate import Candidate, warm_up
 from .shrink_budget import ShrinkBudget
 
@@ -177,7 +176,7 @@ class CaseRunner:
 
     def _learn(self, problem: Problem, outcome: Outcome) -> Verdict:
         """Return the verdict, and note how long calls took; after a death, warm up a process."""
-        verdict = verdict_of(self._with_memory(problem, outcome), self.candidate.address.tool)
+        outcome, verdict = self._with_memory(problem, outcome)
         self.starting_seconds += verdict.waited
         self.died = outcome.died
         if self.died:
@@ -191,18 +190,24 @@ class CaseRunner:
             return self._judged_alone(problem)
         return verdict
 
-    def _with_memory(self, problem: Problem, outcome: Outcome) -> Outcome:
+    def _with_memory(self, problem: Problem, outcome: Outcome) -> tuple[Outcome, Verdict]:
         """Judge again what found no memory: others may have left the process, or machine, full.
 
-        On a GPU the worker itself has tried again, unless its process has died.
+        What asked for too much is not judged again here: it is a CRASH, to be confirmed like
+        another. On a GPU the worker itself has tried again, unless its process has died.
+
+        Returns:
+            The outcome that counts, and the verdict on it.
         """
-        found_none = (outcome.result or {}).get("kind") in (NO_ROOM, OUT_OF_MEMORY)
-        on_cpu = self.candidate.address.device == "cpu"
-        if not (lacked_memory(outcome) or (on_cpu and found_none)):
-            return outcome
+        address = self.candidate.address
+        verdict = verdict_of(outcome, address.tool)
+        tried = address.device != "cpu" and outcome.status == "done"
+        if tried or (verdict.status, verdict.kind) != ("UNSUPPORTED", NO_ROOM):
+            return outcome, verdict
         self.warm_up()  # the worker has a fresh process by now
         deadlines = self.candidate.deadlines_of(self.law, problem)
-        return self._worker.run(self._request(problem), deadlines)
+        again = self._worker.run(self._request(problem), deadlines)
+        return again, verdict_of(again, address.tool)
 
     def _accused(self, problem: Problem, verdict: Verdict) -> bool:
         return verdict.bad and self.candidate.explanation(self.law.name, verdict, problem) is None

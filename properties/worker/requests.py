@@ -158,16 +158,6 @@ def refusals_of(reply: Mapping[str, Any]) -> list[Refusal | None]:
     return [each and Refusal(**each) for each in reply["refusals"]]
 
 
-def lacked_memory(outcome: Outcome) -> bool:
-    """Whether a request ended because memory was wanting: nothing else says so of a death."""
-    try:
-        ended = read_answer(outcome.result or {}) if "ended" in (outcome.result or {}) else outcome
-    except (TypeError, ValueError):
-        return False
-    assert isinstance(ended, Outcome)  # noqa: S101  of a fork
-    return memory_deaths.verdict_on(_with_print(ended, outcome)) is not None
-
-
 def _with_print(of_fork: Outcome, outcome: Outcome) -> Outcome:
     """Return what became of a fork of a worker, with what it printed there."""
     return replace(of_fork, stderr=of_fork.stderr or outcome.stderr)

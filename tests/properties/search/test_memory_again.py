@@ -10,11 +10,14 @@ import pytest
 from kernelproof.impl.targets.refusal import Refusal
 from kernelproof.properties.findings.ledger import load_ledger
 from kernelproof.properties.findings.report import LawReport
+from kernelproof.properties.isolation.memory_use import MemoryUse
 from kernelproof.properties.isolation.outcome import KILLED_FOR_MEMORY, Outcome
 from kernelproof.properties.search import replays
 from kernelproof.properties.search.case_runner import CaseRunner
+from kernelproof.properties.search.confirmation import Confirmation
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.properties.worker.memory_deaths import OF_THE_MACHINE
+from kernelproof.properties.worker.requests import HarnessError
 from kernelproof.reference import AttentionProblem
 
 
@@ -22,50 +25,62 @@ from kernelproof.reference import AttentionProblem
 def runner() -> Any:  # noqa: ANN401  of parts only
     """One whose worker judges that all is right."""
     made: Any = object.__new__(CaseRunner)
-    address = SimpleNamespace(device="cpu", case=lambda *_: {})
-    made.candidate = SimpleNamespace(address=address, deadlines_of=lambda *_: None)
+    address = SimpleNamespace(device="cpu", tool="", case=lambda *_: {})
+    deadlines = SimpleNamespace(run=5.0)
+    made.candidate = SimpleNamespace(address=address, deadlines_of=lambda *_, **__: deadlines)
     made.law = SimpleNamespace(name="parity")
     made.warm_up = lambda: None
     made._worker = SimpleNamespace(run=lambda *_: Outcome("done", {"status": "PASS"}))
     return made
 
 
+NONE: dict[str, Any] = {"status": "UNSUPPORTED", "kind": "memory"}
+TOO_MUCH: dict[str, Any] = {"status": "CRASH", "kind": "out of memory"}
+
+
 @pytest.mark.parametrize(
-    ("kind", "device", "status"),
+    ("first", "device", "status"),
     [
-        ("memory", "cpu", "PASS"),
-        ("out of memory", "cpu", "PASS"),
-        ("nan", "cpu", "first"),
-        ("memory", "cuda", "first"),
+        (NONE, "cpu", "PASS"),
+        (NONE, "cuda", "UNSUPPORTED"),
+        (TOO_MUCH, "cpu", "CRASH"),
+        ({"status": "FAIL", "kind": "nan"}, "cpu", "FAIL"),
+        ({"status": "UNSUPPORTED", "kind": "device"}, "cpu", "UNSUPPORTED"),
     ],
 )
 def test_a_fresh_process_decides(
     runner: Any,  # noqa: ANN401
-    kind: str,
+    first: dict[str, Any],
     device: str,
     status: str,
 ) -> None:
     runner.candidate.address.device = device
-    first = Outcome("done", {"status": "first", "kind": kind})
-    result = runner._with_memory(AttentionProblem(), first).result
-    assert result is not None
-    assert result["status"] == status
+    _, verdict = runner._with_memory(AttentionProblem(), Outcome("done", first))
+    assert verdict.status == status
 
 
 ABORT = "terminate called after throwing an instance of 'std::bad_alloc'"
+LITTLE = MemoryUse(limit=1 << 30, room=100 << 20, held=200 << 20, peak=250 << 20)
+MUCH = MemoryUse(limit=1 << 30, room=900 << 20, held=200 << 20, peak=950 << 20)
+
+
+def ended(use: MemoryUse | None, **more: Any) -> Outcome:  # noqa: ANN401  fields
+    return Outcome("crash", stage="run", memory=use, **more)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(
     ("first", "again"),
     [
-        (Outcome("crash", kind=KILLED_FOR_MEMORY, starved=True, stage="run"), True),
-        (Outcome("crash", kind="SIGABRT", stderr=ABORT, stage="run"), True),
+        (ended(LITTLE, kind=KILLED_FOR_MEMORY, starved=True), True),
+        (ended(MUCH, kind=KILLED_FOR_MEMORY, starved=True), False),
+        (ended(LITTLE, kind="SIGABRT", stderr=ABORT), True),
+        (ended(MUCH, kind="SIGABRT", stderr=ABORT), False),
+        (ended(None, kind="SIGABRT", stderr=ABORT), False),  # no limit was in force
         (Outcome("error", kind="start", starved=True), True),
         (Outcome("error", kind="start", detail="Traceback\nMemoryError"), True),
-        (Outcome("crash", kind="SIGABRT", stderr="an assertion", stage="run"), False),
-        (Outcome("crash", kind="SIGKILL", stage="run"), False),
-        (Outcome("error", kind="start", detail="Traceback\nOSError"), False),
+        (ended(LITTLE, kind="SIGABRT", stderr="an assertion"), False),
+        (ended(LITTLE, kind="SIGKILL"), False),
     ],
     ids=str,
 )
@@ -77,7 +92,61 @@ def test_a_process_that_memory_ended_is_asked_again(
     again: bool,
 ) -> None:
     runner.candidate.address.device = device
-    assert (runner._with_memory(AttentionProblem(), first) is first) is not again
+    outcome, verdict = runner._with_memory(AttentionProblem(), first)
+    assert (outcome is first) is not again
+    assert verdict.bad is not again
+
+
+def test_an_error_of_the_suite_is_not_asked_again(runner: Any) -> None:  # noqa: ANN401
+    with pytest.raises(HarnessError):
+        runner._with_memory(
+            AttentionProblem(), Outcome("error", kind="start", detail="Traceback\nOSError")
+        )
+
+
+class Passes(CaseRunner):
+    """One whose worker, which never dies, judges that all is right."""
+
+    def __init__(self, parts: Any) -> None:  # noqa: ANN401
+        vars(self).update(vars(parts))
+        self.report = LawReport("parity")
+        self.confirms = self.always_fresh = self.died = False
+        parts.candidate.explanation = lambda *_: None
+        parts.candidate.deadlines = SimpleNamespace(record=lambda *_: None)
+        self.verdicts, self.starting_seconds = {}, 0.0
+        self._judged = lambda _: None
+        self._budget: Any = SimpleNamespace(note=lambda *_, **__: None)
+
+    def probe_device(self) -> None:
+        """Take it that the device is there."""
+
+    def renew(self) -> None:
+        """Go on in the same."""
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        Outcome("done", TOO_MUCH),
+        ended(MUCH, kind="SIGABRT", stderr=ABORT),
+        ended(MUCH, kind=KILLED_FOR_MEMORY, starved=True),
+    ],
+    ids=str,
+)
+def test_what_asked_for_too_much_once_and_passes_then_is_flaky(
+    runner: Any,  # noqa: ANN401
+    first: Outcome,
+) -> None:
+    problem, asked = AttentionProblem(), Passes(runner)
+    verdict = asked._learn(problem, first)
+    assert verdict.bad
+    asked.verdicts[problem.id] = verdict
+    confirmation = Confirmation(asked)
+    assert confirmation.confirm(problem) is None
+    assert confirmation.flaky is not None
+    assert confirmation.flaky.verdict.status == "FLAKY"
+    assert confirmation.flaky.verdict.message.startswith("CRASH at first, PASS when confirmed: ")
+    assert asked.report.flaky == 1
 
 
 def test_a_case_of_the_ledger_that_found_no_room_is_not_mended(

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from kernelproof.properties.isolation.outcome import KILLED_FOR_MEMORY, Outcome
+from kernelproof.properties.isolation.outcome import ABORTED_FOR_MEMORY, KILLED_FOR_MEMORY, Outcome
 from kernelproof.properties.verdicts.specialising import Stages
 from kernelproof.properties.worker import forked
 from kernelproof.properties.worker.forked import in_fork
-from kernelproof.properties.worker.requests import lacked_memory, verdict_of
+from kernelproof.properties.worker.requests import verdict_of
 
 
 class NoStages:
@@ -92,8 +92,8 @@ def test_a_fork_that_the_kernel_ends_for_lack_of_memory(monkeypatch: pytest.Monk
 def test_what_a_fork_has_printed_says_that_an_allocation_failed() -> None:
     printed = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::"
     outcome = Outcome("done", {"ended": {**ended("abort")["ended"]}}, stderr=f"{printed}bad_alloc")
-    assert lacked_memory(outcome)
-    assert not lacked_memory(replace(outcome, stderr=""))
+    assert verdict_of(outcome).kind == ABORTED_FOR_MEMORY  # without a limit
+    assert verdict_of(replace(outcome, stderr="")).kind == "SIGABRT"
 
 
 def test_what_raises_does_so_in_the_worker() -> None:
