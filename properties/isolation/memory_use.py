@@ -17,6 +17,9 @@ _NO_ALLOCATION: Final = re.compile(
     re.MULTILINE,
 )
 """What a process prints before it ends because an allocation on the host failed."""
+KEPT_BYTES: Final = 256 << 20
+"""Freed memory that malloc keeps in a worker at most, in bytes."""
+_LARGEST: Final = (1 << 63) - 1
 _MAXRSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024
 
 
@@ -29,6 +32,8 @@ class MemoryUse:
         room: that the limit left to the call.
         need: of the call's own tensors.
         held: that was resident.
+        left: that its earlier requests had left in it when this one began, beside what the first
+            one needs to start.
         peak: that was resident at most, until the process's end.
     """
 
@@ -36,6 +41,7 @@ class MemoryUse:
     room: int = 0
     need: int = 0
     held: int = 0
+    left: int = 0
     peak: int = 0
 
     @property
@@ -64,6 +70,20 @@ def failed_allocation(printed: str) -> FailedAllocation | None:
         return None
     sizes = [int(size) for size in every[-1].groups() if size]
     return FailedAllocation(" ".join(every[-1][0].split()), *sizes)
+
+
+def left_of(noted: object, limit: int) -> MemoryUse | None:
+    """Return the memory of a process that goes on, as its reply tells it; None where it does not.
+
+    Args:
+        noted: a call's need and what earlier requests had left, in bytes.
+        limit: of the process, in bytes; 0 where there is none.
+    """
+    if not isinstance(noted, list) or len(noted) != 2:  # noqa: PLR2004  need and left
+        return None
+    if not all(type(each) is int and 0 <= each <= _LARGEST for each in noted):
+        return None
+    return MemoryUse(limit=limit, need=noted[0], left=noted[1])
 
 
 def peak_of(maxrss: int) -> int:

@@ -50,7 +50,7 @@ class Outcome:
     log: str = ""  # what the program that the process runs under has written in this case
     # Whether a process died in this case because the kernel ended it for lack of memory.
     starved: bool = False
-    memory: MemoryUse | None = None  # where it did not end well
+    memory: MemoryUse | None = None  # if "done", only what earlier requests had left in the process
 
     @property
     def died(self) -> bool:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from .kernel_kills import kills
 from .leftovers import is_helper
-from .memory_use import MemoryUse, peak_of
+from .memory_use import MemoryUse, left_of, peak_of
 from .outcome import CLOSED, KILLED_FOR_MEMORY, Outcome, Status, describe_exit
 from .spawning import ForkServer, ProcessGroup, start_group
 from .stage_clock import StageClock
@@ -233,7 +233,8 @@ class WorkerProcess:
             self._busy = bool(self._unanswered)
             result, end = reply.get("result"), reply.get("printed")
             if isinstance(result, dict):
-                return self._outcome("done", seconds, result=result, end=end)
+                left = left_of(reply.get("memory"), self._limit)
+                return self._outcome("done", seconds, result=result, end=end, left=left)
             kind, detail = reply.get("raised", "TypeError"), reply.get("traceback", _NO_OBJECT)
             return self._outcome("error", seconds, kind=str(kind), detail=str(detail), end=end)
         self.end()
@@ -349,6 +350,7 @@ class WorkerProcess:
         kind: str = "",
         detail: str = "",
         end: object = None,
+        left: MemoryUse | None = None,
     ) -> Outcome:
         return Outcome(
             status=status,
@@ -360,7 +362,7 @@ class WorkerProcess:
             stack=self._dumps.tail(_STACK_BYTES),
             detail=detail,
             log=self._log.settled() if self._log is not None else "",
-            memory=None if status == "done" else self._memory(),
+            memory=left if status == "done" else self._memory(),
         )
 
     def _memory(self) -> MemoryUse:

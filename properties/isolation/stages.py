@@ -99,14 +99,14 @@ class Board:
         number = min(word & (1 << _STAGE_BITS) - 1, len(STAGES) - 1)
         return STAGES[number], word >> _STAGE_BITS
 
-    def note_memory(self, *, limit: int, room: int, need: int, held: int) -> None:
+    def note_memory(self, *, limit: int, room: int, need: int, held: int, left: int) -> None:
         """Write down the memory of the process when a call begins, see ``MemoryUse``."""
-        for place, size in enumerate((limit, room, need, held), 1):
+        for place, size in enumerate((limit, room, need, held, left), 1):
             self._word[place] = min(max(size, 0), _LARGEST)
 
     def memory(self) -> MemoryUse:
         """Return what was noted of the process's memory last."""
-        return MemoryUse(*self._word[1:5])
+        return MemoryUse(*self._word[1:6])
 
     def close(self) -> None:
         """Unmap the memory (the file stays open)."""

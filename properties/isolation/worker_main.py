@@ -27,6 +27,7 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from .memory_use import KEPT_BYTES
 from .stages import LINK, SPECIALISE, Board, FrameReader, WorkerOptions, frame
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ _STDERR = 2
 _IOLBF = 1  # stdio.h
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _KEPT_ALLOCATION = 32 << 20  # the most that mallopt allows
-_KEPT_MEMORY = 256 << 20
 
 
 class Monitor:
@@ -46,6 +46,8 @@ class Monitor:
 
     def __init__(self, board: Board) -> None:
         self._board = board
+        self.memory = [0, 0]
+        """A call's need and what earlier requests had left in the process, in bytes."""
         self.enter("load")
 
     def enter(self, stage: str) -> None:
@@ -84,9 +86,10 @@ class Monitor:
         now = monotonic_ns()
         self._note(self._stage, self._started + (now - self._since) * 9 // 10)
 
-    def note_memory(self, *, limit: int, room: int, need: int, held: int) -> None:
+    def note_memory(self, *, limit: int, room: int, need: int, held: int, left: int) -> None:
         """Have the parent know of this process's memory, should it die in the call that begins."""
-        self._board.note_memory(limit=limit, room=room, need=need, held=held)
+        self.memory = [need, left]
+        self._board.note_memory(limit=limit, room=room, need=need, held=held, left=left)
 
     def _note(self, stage: str, started: int) -> None:
         self._board.note(stage, started)
@@ -148,7 +151,8 @@ def _answer(
     try:
         payload = request["payload"] if link is None else {**request["payload"], LINK: link}
         result = handler(payload, monitor)
-        return frame({"id": number, "result": result, "printed": _printed(output)})
+        answer = {"id": number, "result": result, "printed": _printed(output)}
+        return frame({**answer, "memory": monitor.memory} if monitor.memory[1] else answer)
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - no other exception may end the worker
@@ -189,7 +193,7 @@ def _keep_freed_memory() -> None:
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, _KEPT_ALLOCATION)
-        libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_MEMORY)
+        libc.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def _limit_memory(limit: int | None) -> None:

@@ -14,7 +14,7 @@ from ..isolation.workers import Outcome, Worker
 from ..laws import Law
 from ..verdicts.memory_need import NO_ROOM
 from ..verdicts.verdict import Verdict
-from ..worker.memory_deaths import has_room_later
+from ..worker.memory_deaths import has_room_later, of_earlier_calls
 from ..worker.requests import probe_device, verdict_of
 from .candidate import Candidate, warm_up
 from .shrink_budget import ShrinkBudget
@@ -207,7 +207,12 @@ class CaseRunner:
         self.warm_up()  # the worker has a fresh process by now
         deadlines = self.candidate.deadlines_of(self.law, problem)
         again = self._worker.run(self._request(problem), deadlines)
-        return again, verdict_of(again, address.tool)
+        now = verdict_of(again, address.tool)
+        blamed = of_earlier_calls(outcome, verdict) if now.status == "PASS" else None
+        if blamed and outcome.shared:  # by whom is unknown; from now on it is seen
+            self.candidate.alone = True
+            blamed = None
+        return again, blamed or now
 
     def _accused(self, problem: Problem, verdict: Verdict) -> bool:
         return verdict.bad and self.candidate.explanation(self.law.name, verdict, problem) is None

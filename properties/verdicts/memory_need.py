@@ -27,17 +27,30 @@ _ASKED = re.compile(r"tried to allocate (\d+) bytes")
 class Note(Protocol):
     """Writes down the memory of this process, in bytes, for whoever learns of its death."""
 
-    def __call__(self, *, limit: int, room: int, need: int, held: int) -> None:
-        """Write down the process's limit (0: none), its room, a call's tensors, what is held."""
+    def __call__(self, *, limit: int, room: int, need: int, held: int, left: int) -> None:
+        """Write down the process's limit (0: none), its room, a call's tensors, what is held.
+
+        And what earlier requests have left in the process.
+        """
 
 
 class _Notes:
     note: Note | None = None
+    requests = 0
+    base = 0
+    """Bytes of the process once its first request had ended, which loads what calls need."""
+    left = 0
+    """Bytes that have come to the base when the present request began."""
 
 
 def note_calls(note: Note | None) -> None:
-    """Have the memory of this process written down now and at each call."""
+    """Have the memory of this process written down now, when a request begins, and at each call."""
     _Notes.note = note
+    _, data = _resident_and_data()
+    _Notes.requests += 1
+    if _Notes.requests == 2:  # noqa: PLR2004  the first has ended
+        _Notes.base = data
+    _Notes.left = max(data - _Notes.base, 0) if _Notes.base else 0
     call_begins(())
 
 
@@ -51,7 +64,8 @@ def call_begins(tensors: Iterable[torch.Tensor]) -> int:
     if _Notes.note is not None:
         limit = limit_bytes() or 0
         room = max(limit - data, 0)
-        _Notes.note(limit=limit, room=room, need=_bytes_of(tensors), held=held)
+        need, left = _bytes_of(tensors), _Notes.left
+        _Notes.note(limit=limit, room=room, need=need, held=held, left=left)
     return data
 
 

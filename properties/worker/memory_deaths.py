@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ...impl.targets.refusal import Refusal
-from ..isolation.memory_use import FailedAllocation, MemoryUse, failed_allocation
+from ..isolation.memory_use import KEPT_BYTES, FailedAllocation, MemoryUse, failed_allocation
 from ..isolation.outcome import ABORTED_FOR_MEMORY, SENTENCES, Outcome
-from ..verdicts.contained import NO_ALLOCATION
+from ..verdicts.contained import NO_ALLOCATION, OUT_OF_MEMORY
 from ..verdicts.memory_need import NO_ROOM, beside, too_much, too_small
 from ..verdicts.verdict import Verdict
 
@@ -21,6 +21,27 @@ def has_room_later(verdict: Verdict, device: str) -> bool:
     A worker's limit on a CPU stays what it is.
     """
     return device != "cpu" or getattr(verdict.message, "about", "") == OF_THE_MACHINE
+
+
+def of_earlier_calls(outcome: Outcome, verdict: Verdict) -> Verdict | None:
+    """Return the CRASH where earlier calls had filled the process in which a problem had no room.
+
+    None where they had not: they may leave what malloc keeps, and as much as a call may need. A
+    process without a limit, on a GPU, holds more with each module that it loads, and is not judged.
+
+    Args:
+        outcome: of that process.
+        verdict: on it.
+    """
+    use = outcome.memory
+    if use is None or not use.limit or not too_much(use.left - KEPT_BYTES, use.need):
+        return None
+    message = (
+        f"earlier calls had left {use.left / 2**20:,.0f} MiB in their process, of "
+        f"{use.limit / 2**20:,.0f} MiB, which is enough for the problem otherwise: "
+        f"{verdict.message}"
+    )
+    return Verdict("CRASH", OUT_OF_MEMORY, message, trace=verdict.trace)
 
 
 def verdict_on(outcome: Outcome) -> Verdict | None:

@@ -181,3 +181,47 @@ def test_what_a_limit_refuses_is_not_tried_again_at_the_end(
     runner._counted(AttentionProblem(), Verdict("UNSUPPORTED", "memory", message))
     assert len(runner.report.without_room) == 1
     assert runner.report.too_large == (0 if later else 1)
+
+
+def test_earlier_calls_that_filled_the_process_are_a_crash(runner: Any) -> None:  # noqa: ANN401
+    full = MemoryUse(limit=1 << 30, room=100 << 20, left=600 << 20)
+    first = ended(full, kind="SIGABRT", stderr=ABORT)
+    _, verdict = runner._with_memory(AttentionProblem(), first)
+    assert (verdict.status, verdict.kind) == ("CRASH", "out of memory")
+    assert verdict.message.startswith("earlier calls had left 600 MiB in their process, of 1,024 ")
+    first = Outcome("done", NONE, memory=full)
+    assert runner._with_memory(AttentionProblem(), first)[1].bad
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        None,
+        MemoryUse(limit=1 << 30, left=500 << 20),  # malloc keeps some, and a call may need some
+        MemoryUse(limit=1 << 30, left=700 << 20, need=30 << 20),
+        MemoryUse(left=600 << 20),  # without a limit, on a GPU
+    ],
+    ids=str,
+)
+def test_what_earlier_calls_may_leave_is_no_crash(
+    runner: Any,  # noqa: ANN401
+    use: MemoryUse | None,
+) -> None:
+    first = Outcome("done", NONE, memory=use)
+    assert runner._with_memory(AttentionProblem(), first)[1].status == "PASS"
+
+
+def test_earlier_calls_of_others_are_nobodys_crash(runner: Any) -> None:  # noqa: ANN401
+    full = MemoryUse(limit=1 << 30, left=600 << 20)
+    first = Outcome("done", NONE, memory=full, shared=True)
+    assert runner._with_memory(AttentionProblem(), first)[1].status == "PASS"
+    assert runner.candidate.alone
+
+
+def test_what_would_not_fit_into_a_fresh_process_either_is_no_crash(
+    runner: Any,  # noqa: ANN401
+) -> None:
+    full = MemoryUse(limit=1 << 30, left=600 << 20)
+    runner._worker = SimpleNamespace(run=lambda *_: Outcome("done", NONE))
+    first = Outcome("done", NONE, memory=full)
+    assert runner._with_memory(AttentionProblem(), first)[1].status == "UNSUPPORTED"

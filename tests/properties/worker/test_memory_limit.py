@@ -12,10 +12,11 @@ from kernelproof.properties.isolation.outcome import (
     ABORTED_FOR_MEMORY,
     KILLED,
     KILLED_FOR_MEMORY,
+    Outcome,
 )
-from kernelproof.properties.isolation.workers import Worker
 from kernelproof.properties.verdicts.memory_need import LIMIT_VARIABLE
 from kernelproof.properties.verdicts.verdict import Verdict
+from kernelproof.properties.worker.memory_deaths import of_earlier_calls
 from kernelproof.properties.worker.pools import open_pool
 from kernelproof.properties.worker.requests import Address, verdict_of
 from kernelproof.reference import AttentionProblem
@@ -60,8 +61,20 @@ OTHER = AttentionProblem(query_lens=(2,), seq_lens=(5,))
 LARGE = AttentionProblem(query_lens=(1,), seq_lens=(2**18,), head_dim_qk=128, num_kv_heads=8)
 
 
-def ask(worker: Worker, address: Address, problem: AttentionProblem) -> Verdict:
-    return verdict_of(worker.run(address.case("parity", problem)))
+def outcomes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    allocate: str,
+    *problems: AttentionProblem,
+    distrust: bool = False,
+) -> list[Outcome]:
+    name = f"allocating_{abs(hash(allocate))}"
+    (tmp_path / f"{name}.py").write_text(TEXT.replace("ALLOCATE", allocate), encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv(LIMIT_VARIABLE, "1")
+    address = Address(f"{name}:kernel", None, "cpu", distrust=distrust)
+    with open_pool("cpu", standby=False) as pool, pool.lease() as worker:
+        return [worker.run(address.case("parity", problem)) for problem in problems]
 
 
 def verdicts(
@@ -71,13 +84,8 @@ def verdicts(
     *problems: AttentionProblem,
     distrust: bool = False,
 ) -> list[Verdict]:
-    name = f"allocating_{abs(hash(allocate))}"
-    (tmp_path / f"{name}.py").write_text(TEXT.replace("ALLOCATE", allocate), encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv(LIMIT_VARIABLE, "1")
-    address = Address(f"{name}:kernel", None, "cpu", distrust=distrust)
-    with open_pool("cpu", standby=False) as pool, pool.lease() as worker:
-        return [ask(worker, address, problem) for problem in problems]
+    found = outcomes(tmp_path, monkeypatch, allocate, *problems, distrust=distrust)
+    return [verdict_of(each) for each in found]
 
 
 @pytest.mark.parametrize(
@@ -114,6 +122,23 @@ def test_a_process_that_a_problem_has_filled_is_replaced(
     )
     assert (bystander.status, bystander.kind) == ("UNSUPPORTED", "memory"), bystander
     assert again.status == "PASS", again
+
+
+@pytest.mark.parametrize("distrust", [False, True])
+@pytest.mark.parametrize("ask", ["torch.zeros(32 << 20)", "new(128 << 20)"])
+def test_calls_that_have_filled_their_process_are_to_blame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: str, *, distrust: bool
+) -> None:
+    allocate = f"fill() if inputs.q.shape[0] == 2 else {ask}"
+    first, _, full = outcomes(
+        tmp_path, monkeypatch, allocate, SMALL, OTHER, SMALL, distrust=distrust
+    )
+    verdict = verdict_of(full)
+    assert (verdict.status, verdict.kind) == ("UNSUPPORTED", "memory"), verdict
+    assert of_earlier_calls(first, verdict) is None
+    blamed = of_earlier_calls(full, verdict)
+    assert blamed is not None
+    assert blamed.message.startswith("earlier calls had left ")
 
 
 def test_an_exception_of_cpp_that_nobody_catches_is_no_crash_where_room_is_wanting(
