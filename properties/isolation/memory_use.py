@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import Final
 
 _NO_ALLOCATION: Final = re.compile(
-    r"terminat(?:e called after throwing|ing)[^\n]*\n?[^\n]*"  # libstdc++, libc++
-    r"(?:std::bad_alloc\b|can't allocate memory(?:: you tried to allocate (?P<torch>\d+) bytes)?)"
-    r"|memory allocation of (?P<rust>\d+) bytes failed"
-    r"|LLVM ERROR: out of memory"
-    r"|Fatal Python error:[^\n]*MemoryError"
-    r"|^MemoryError[^\n]*\s*\Z",
-    re.MULTILINE,
+    r"(?:terminate called after throwing an instance of '"  # libstdc++
+    r"|terminating (?:due to|with) uncaught exception of type )"  # libc++
+    r"(?:std::bad_alloc\b'?|c10::Error\b.{0,400}?"
+    r"can't allocate memory(?:: you tried to allocate (?P<torch>\d{1,19}) bytes)?)"
+    r"|memory allocation of (?P<rust>\d{1,19}) bytes failed$"
+    r"|^LLVM ERROR: out of memory\b"
+    r"|Fatal Python error:[^\n]{0,400}MemoryError\b"
+    r"|^MemoryError[^\n]{0,400}\Z",
+    re.MULTILINE | re.DOTALL,
 )
 """What a process prints before it ends because an allocation on the host failed."""
 KEPT_BYTES: Final = 256 << 20
@@ -64,9 +66,12 @@ class FailedAllocation:
 
 
 def failed_allocation(printed: str) -> FailedAllocation | None:
-    """Return the failed allocation that a process speaks of last; None where it speaks of none."""
-    every = list(_NO_ALLOCATION.finditer(printed))
-    if not every:
+    """Return the failed allocation that a process speaks of last; None where it speaks of none.
+
+    CUDA's libraries throw a ``bad_alloc`` for any error of theirs, and name it behind.
+    """
+    every = list(_NO_ALLOCATION.finditer(printed.rstrip()))
+    if not every or "cudaError" in printed[every[-1].start() :]:
         return None
     sizes = [int(size) for size in every[-1].groups() if size]
     return FailedAllocation(" ".join(every[-1][0].split()), *sizes)

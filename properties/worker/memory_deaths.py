@@ -84,13 +84,17 @@ def _starved(outcome: Outcome) -> Verdict:
 
 def _ended(outcome: Outcome, failed: FailedAllocation) -> Verdict:
     use = outcome.memory or MemoryUse()
+    of_a_call = _is_of_a_call(outcome)
     # What failed did not fit into the room; where there is no limit, none is known.
-    had = f"the call had {beside(use.room, use.need)}" if use.limit else "no limit is in force"
+    whose = "the call" if of_a_call else "the last call"
+    had = f"{whose} had {beside(use.room, use.need)}" if use.limit else "no limit is in force"
     what = f"{had}, when its process aborted: {failed.said}"
     asked = max(use.room, failed.size)
-    if _is_of_a_call(outcome) and (not use.limit or too_much(asked, use.need)):
-        return _crash(outcome, ABORTED_FOR_MEMORY, what)
-    if not _is_of_a_call(outcome):
+    # Between calls, a thread that one has started may ask; or it keeps what the suite then lacks.
+    if too_much(asked, use.need) or (of_a_call and not use.limit):
+        kind = ABORTED_FOR_MEMORY if outcome.kind == "SIGABRT" else outcome.kind
+        return _crash(outcome, kind, what)
+    if not of_a_call:
         what = f"its process ended in stage {outcome.stage}: {failed.said}"
     return _unsupported(outcome, too_small(what, use.limit or None))
 
@@ -100,7 +104,7 @@ def _is_of_a_call(outcome: Outcome) -> bool:
 
 
 def _crash(outcome: Outcome, kind: str, what: str) -> Verdict:
-    message = f"the process died: {SENTENCES[kind]} in stage {outcome.stage}: {what}"
+    message = f"the process died: {SENTENCES.get(kind, kind)} in stage {outcome.stage}: {what}"
     return Verdict("CRASH", kind, message, trace=outcome.stack)
 
 

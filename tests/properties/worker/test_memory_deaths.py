@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -22,6 +23,12 @@ LIBSTDCXX = (
 OF_TORCH = (
     "terminate called after throwing an instance of 'c10::Error'\n  what():  [enforce fail] "
     "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes.\nframe #0\n"
+)
+
+
+OF_THRUST = (
+    "terminate called after throwing an instance of 'thrust::system::detail::bad_alloc'\n"
+    "  what():  std::bad_alloc: cudaErrorIllegalAddress: an illegal memory access was encountered\n"
 )
 
 
@@ -52,10 +59,44 @@ def test_what_processes_say_of_an_allocation_that_failed(printed: str, size: int
         "terminate called after throwing an instance of 'std::bad_array_new_length'\n  what():  s",
         "MemoryError was raised before\nAssertionError\n",
         "malloc(): corrupted top size\n",
+        OF_THRUST,
+        OF_THRUST.replace("std::bad_alloc: cuda", "cuda"),
+        "libc++abi: terminating due to uncaught exception of type thrust::x::bad_alloc: std::bad_a",
+        f"{LIBSTDCXX}: cudaErrorIllegalAddress",
+        LIBSTDCXX.replace("std::bad_alloc", "not std::bad_alloc"),
+        "terminating: this is not a std::bad_alloc\n",
+        "memory allocation of 77 bytes failed, retry\n",
+        "x\nLLVM ERROR: out of memoryless\n",
     ],
 )
 def test_what_says_nothing_of_memory(printed: str) -> None:
     assert failed_allocation(printed) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "terminating ",
+        "terminate called after throwing an instance of 'c10::Error' ",
+        "terminating due to uncaught exception of type c10::Error\n",
+        LIBSTDCXX.replace("\n", ""),
+        "terminating with uncaught exception of type std::bad_alloc cudaError",
+        "memory allocation of 1",
+        "Fatal Python error:",
+        "MemoryError",
+        "MemoryError\n",
+        "MemoryError ",
+        " ",
+        "1",
+    ],
+)
+@pytest.mark.parametrize("end", ["", "x"])
+def test_long_prints_are_read_in_little_time(text: str, end: str) -> None:
+    printed = text * ((64 << 10) // len(text)) + end
+    for before in ("", "MemoryError", "memory allocation of "):
+        began = time.process_time()
+        failed_allocation(before + printed)
+        assert time.process_time() - began < 0.1
 
 
 def died(kind: str, stage: str = "run", printed: str = "", **memory: Any) -> Outcome:  # noqa: ANN401
@@ -76,7 +117,14 @@ HELD: dict[str, Any] = {"limit": 1024, "held": 300, "need": 8}
         (died("SIGABRT", printed=LIBSTDCXX, **MUCH), ABORTED_FOR_MEMORY),
         (died("SIGABRT", printed=LIBSTDCXX, **{**MUCH, "need": 64}), "memory"),
         (died("SIGABRT", printed=LIBSTDCXX), ABORTED_FOR_MEMORY),  # there is no limit
-        (died("SIGABRT", "judge", LIBSTDCXX, **MUCH), "memory"),  # the suite's own
+        (died("SIGABRT", "judge", LIBSTDCXX, **ROOM), "memory"),
+        (died("SIGABRT", "judge", LIBSTDCXX, **MUCH), ABORTED_FOR_MEMORY),  # a thread of the call's
+        (died("SIGABRT", "judge", LIBSTDCXX), "memory"),  # there is no limit
+        (
+            died("SIGABRT", "judge", f"memory allocation of {1 << 40} bytes failed\n", **ROOM),
+            ABORTED_FOR_MEMORY,
+        ),
+        (died("exit 1", "judge", "MemoryError\n", **MUCH), "exit 1"),
         (died("SIGABRT", **ROOM), "SIGABRT"),
         (died("SIGSEGV", printed=LIBSTDCXX, **ROOM), "SIGSEGV"),
         (died("exit 1", "load", "MemoryError\n", **ROOM), "memory"),
