@@ -72,6 +72,7 @@ QUICK_SECONDS: Final = 0.1
 # How many processes in a row may be found dead before their request was sent.
 _ATTEMPTS: Final = 3
 _DEATHS: Final = ("hang", "crash")  # what a fork of the first process may have come to
+_EXCUSES: Final = ("starved", "memory")  # what it says of that for itself
 
 
 class Worker:
@@ -298,7 +299,8 @@ class Worker:
             return first
         if "ended" in said:  # which comes before a status wherever a verdict is read
             if isinstance(ended := said["ended"], dict) and ended.get("status") in _DEATHS:
-                return first
+                known = {name: each for name, each in ended.items() if name not in _EXCUSES}
+                return dataclasses.replace(first, result={**said, "ended": known})
         elif said.get("status") == "CRASH":
             return first
         if second.status == "done":

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 
 from ...impl.targets.exceptions import message_of
 from ...impl.targets.refusal import Refusal
 from ...reference import Problem, problem_from_json
-from ..isolation.outcome import SENTENCES
+from ..isolation.memory_use import MemoryUse
+from ..isolation.outcome import KILLED_FOR_MEMORY, SENTENCES
 from ..isolation.sanitizer import SLOWNESS, errors
+from ..isolation.stages import STAGES
 from ..isolation.workers import SECOND, Deadlines, Outcome, Worker
 from ..verdicts.error_map import MOST_COLUMNS, MOST_ROWS
 from ..verdicts.verdict import Verdict
@@ -102,6 +104,7 @@ class Address:
 
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Step = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 Cells = Annotated[list[float], msgspec.Meta(min_length=1, max_length=MOST_COLUMNS)]
 
@@ -136,6 +139,37 @@ class _Said(Verdict):
     worst: Sequence[_Listed] = ()
 
 
+@dataclass(frozen=True)
+class _Memory(MemoryUse):
+    """Memory in bytes, none of which a worker's board could not hold."""
+
+    limit: Bytes = 0
+    room: Bytes = 0
+    need: Bytes = 0
+    held: Bytes = 0
+    left: Bytes = 0
+    peak: Bytes = 0
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """What a fork may have come to, see ``in_fork``."""
+
+    status: Literal["hang", "crash"]
+    kind: str
+    stage: str = "load"
+    limit: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    starved: bool = False
+    memory: _Memory | None = None
+
+    def outcome(self) -> Outcome:
+        """Return it; ValueError where it contradicts itself, or names no stage."""
+        if self.stage not in STAGES or (self.starved and self.kind != KILLED_FOR_MEMORY):
+            message = f"a fork that ended with {self.kind} in {self.stage}"
+            raise ValueError(message)
+        return Outcome(**vars(self))
+
+
 def read_answer(result: Mapping[str, Any]) -> Verdict | Outcome:
     """Return the verdict of a worker, or the outcome of its fork, see ``Address.attempt``.
 
@@ -143,11 +177,7 @@ def read_answer(result: Mapping[str, Any]) -> Verdict | Outcome:
         TypeError, ValueError: it is neither.
     """
     if "ended" in result:
-        ended = msgspec.convert(result["ended"], Outcome)
-        if not ended.died:
-            message = f"a fork that ended with {ended.status}"
-            raise ValueError(message)
-        return ended
+        return msgspec.convert(result["ended"], _Ended).outcome()
     if msgspec.convert(result, _Said).about is not None:
         problem_from_json(result["about"])
     return Verdict.from_json(result)

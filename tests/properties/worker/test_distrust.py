@@ -404,6 +404,11 @@ HUNG = {"status": "hang", "kind": "run", "stage": "run"}
         ),
         (Outcome("done", {**CRASHES, "ended": [1]}), Outcome("done", FAILS), ("done", FAILS)),
         (Outcome("done", CRASHES), Outcome("done", PASSES), ("done", CRASHES)),
+        (  # what it says of its memory would excuse it
+            Outcome("done", {"ended": {**HUNG, "starved": True, "memory": {"need": 1 << 40}}}),
+            Outcome("done", PASSES),
+            ("done", {"ended": HUNG}),
+        ),
         (
             Outcome("done", {"ended": HUNG}),
             Outcome("done", PASSES),

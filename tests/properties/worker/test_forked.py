@@ -18,6 +18,7 @@ import pytest
 from kernelproof.properties.isolation.outcome import ABORTED_FOR_MEMORY, KILLED_FOR_MEMORY, Outcome
 from kernelproof.properties.verdicts.specialising import Stages
 from kernelproof.properties.worker import forked
+from kernelproof.properties.worker.distrust import GARBLED
 from kernelproof.properties.worker.forked import in_fork
 from kernelproof.properties.worker.requests import verdict_of
 
@@ -89,11 +90,43 @@ def test_a_fork_that_the_kernel_ends_for_lack_of_memory(monkeypatch: pytest.Monk
     assert (verdict.status, verdict.kind) == ("UNSUPPORTED", "memory")
 
 
+PRINTED = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_a"
+
+
 def test_what_a_fork_has_printed_says_that_an_allocation_failed() -> None:
-    printed = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::"
-    outcome = Outcome("done", {"ended": {**ended("abort")["ended"]}}, stderr=f"{printed}bad_alloc")
+    outcome = Outcome("done", {"ended": {**ended("abort")["ended"]}}, stderr=PRINTED)
     assert verdict_of(outcome).kind == ABORTED_FOR_MEMORY  # without a limit
     assert verdict_of(replace(outcome, stderr="")).kind == "SIGABRT"
+
+
+CRASHED = {"status": "crash", "kind": "SIGABRT", "stage": "run"}
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {**CRASHED, "starved": True},
+        {**CRASHED, "kind": "no such kind", "starved": True},
+        {**CRASHED, "memory": {"limit": 10**9, "room": 10**400}},
+        {**CRASHED, "memory": {"limit": 10**9, "need": -1}},
+        {**CRASHED, "memory": {"limit": 1e9}},
+        {**CRASHED, "stage": "no such stage"},
+        {**CRASHED, "limit": -1.0},
+        {**CRASHED, "status": "done"},
+        {**CRASHED, "status": "error", "detail": "MemoryError"},
+        {"status": "crash"},
+    ],
+    ids=str,
+)
+def test_what_no_fork_can_come_to_is_no_verdict(forged: dict[str, Any]) -> None:
+    verdict = verdict_of(Outcome("done", {"ended": forged}, stderr=PRINTED))
+    assert (verdict.status, verdict.kind) == ("CRASH", GARBLED)
+
+
+@pytest.mark.parametrize("digits", [19, 20, 400, 5000])
+def test_any_size_that_is_printed_can_be_read(digits: int) -> None:
+    printed = f"memory allocation of {'9' * digits} bytes failed\n"
+    assert verdict_of(Outcome("crash", kind="SIGABRT", stage="run", stderr=printed)).bad
 
 
 def test_what_raises_does_so_in_the_worker() -> None:
