@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -165,7 +165,7 @@ class LawReport:
             found nothing to judge; ``rare``: too little; ``room``: memory had no room.
         without_room: problems for which memory had no room, on a GPU beside what else ran, by
             problem id; they are tried again at the end of the run.
-        too_large: of them, those that a worker's limit refuses then too.
+        too_large: ids of those of them that a worker's limit refuses then too.
         without_long: why its one very long problem was not judged; empty where it was, or the
             profile has none.
         without_full: which kinds of batches that fill a GPU were not judged, and why; empty where
@@ -194,7 +194,7 @@ class LawReport:
     without_full: str = ""
     interpreted: bool = False
     without_room: dict[str, Problem] = field(default_factory=dict)
-    too_large: int = 0
+    too_large: set[str] = field(default_factory=set)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dictionary."""
@@ -215,8 +215,33 @@ class LawReport:
             "verdict": self.verdict,
         }
 
+    @property
+    def with_room_later(self) -> list[Problem]:
+        """Problems that may have room once nothing else runs."""
+        return [each for id_, each in self.without_room.items() if id_ not in self.too_large]
+
+    def count_without_room(self, problem: Problem, *, too_large: bool) -> None:
+        """Count a problem for which memory had no room, the first time only."""
+        self.count_answered((problem.id,))
+        self.unsupported += 1
+        self.without_room[problem.id] = problem
+        if too_large:
+            self.too_large.add(problem.id)
+
+    def count_answered(self, problem_ids: Iterable[str]) -> None:
+        """Take back that memory had no room for these problems, where it was so."""
+        for each in problem_ids:
+            self.unsupported -= self.without_room.pop(each, None) is not None
+            self.too_large.discard(each)
+
     def include(self, first: LawReport) -> None:
         """Add what an earlier search under the same law judged and found."""
+        for id_, problem in first.without_room.items():
+            self.unsupported -= 1  # which comes with all of the first's
+            if id_ in self.without_room or id_ not in self.problems:
+                self.count_without_room(
+                    problem, too_large=id_ in self.too_large or id_ in first.too_large
+                )
         self.judged += first.judged
         self.vacuous += first.vacuous
         self.unsupported += first.unsupported
@@ -233,13 +258,13 @@ class LawReport:
 
     def include_later(self, later: LawReport) -> None:
         """Add what the problems without room gave at the end of the run, when they were alone."""
-        self.unsupported -= len(self.without_room)
-        self.problems = {k: v for k, v in self.problems.items() if k not in self.without_room}
+        answered = self.without_room.keys() & later.problems.keys()
+        self.count_answered(answered)
+        self.problems = {k: v for k, v in self.problems.items() if k not in answered}
         self.include(later)
-        self.without_room = later.without_room
         self.error, self.lost = self.error or later.error, self.lost or later.lost
         if self.ended == "room":
-            self.ended = "room" if self.without_room else later.ended
+            self.ended = later.ended or ("room" if self.without_room else "")
 
     def count_ratio(self, verdict: Verdict) -> None:
         """Count a judged problem in its bin of error over bound, where a law measured it."""

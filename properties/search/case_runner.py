@@ -238,6 +238,7 @@ class CaseRunner:
 
     def _counted(self, problem: Problem, verdict: Verdict) -> Verdict:
         report = self.report
+        report.count_answered((problem.id,))
         report.interpreted = report.interpreted or verdict.interpreted
         if verdict.bad:
             entry = self.candidate.explanation(self.law.name, verdict, problem)
@@ -251,11 +252,12 @@ class CaseRunner:
                     self.known[entry.id] = (problem, verdict, entry)
                 return replace(verdict, status="KNOWN")
         if verdict.status == "UNSUPPORTED":
-            report.unsupported += 1
             report.unsupported_reason = report.unsupported_reason or verdict.message
             if verdict.kind == NO_ROOM:
-                report.without_room[problem.id] = problem
-                report.too_large += not has_room_later(verdict, self.candidate.address.device)
+                later = has_room_later(verdict, self.candidate.address.device)
+                report.count_without_room(problem, too_large=not later)
+            else:
+                report.unsupported += 1
         elif verdict.vacuous:
             report.vacuous += 1
         else:

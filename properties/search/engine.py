@@ -304,7 +304,7 @@ class Run:
             return False
         if self._without_room:
             report, candidate, found = self._without_room.pop(0)
-            again = tuple(found.without_room.values())
+            again = tuple(found.with_room_later)
             self._submit_rest(laws, pending, report, candidate, found, again)
             return bool(pending)
         while self._below_floor:
@@ -612,7 +612,7 @@ class Run:
         self, report: ImplementationReport, candidate: Candidate, found: LawReport
     ) -> None:
         """Note what a law without a finding has left for the end of the run."""
-        if len(found.without_room) > found.too_large and found.finding is None:
+        if found.with_room_later and found.finding is None:
             self._without_room.append((report, candidate, found))
         if found.ended == "time" and found.judged < found.floor and found.finding is None:
             self._below_floor.append((report, candidate, found))

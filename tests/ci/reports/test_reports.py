@@ -518,7 +518,7 @@ def test_problems_that_memory_had_no_room_for_are_told(monkeypatch: pytest.Monke
     report.laws[0].without_room = {problem.id: problem}
     told = "note: mine: 1 problem not judged, for there was no room in memory"
     assert f"{told}\n" in printed(summary(run(report)), monkeypatch)
-    report.laws[0].too_large = 1
+    report.laws[0].too_large = {problem.id}
     limited = f"{told}; KERNELPROOF_WORKER_GIB raises a worker's limit\n"
     assert limited in printed(summary(run(report)), monkeypatch)
 

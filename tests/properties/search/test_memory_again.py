@@ -9,7 +9,7 @@ import pytest
 
 from kernelproof.impl.targets.refusal import Refusal
 from kernelproof.properties.findings.ledger import load_ledger
-from kernelproof.properties.findings.report import LawReport
+from kernelproof.properties.findings.report import LawReport, ProblemVerdict
 from kernelproof.properties.isolation.memory_use import MemoryUse
 from kernelproof.properties.isolation.outcome import KILLED_FOR_MEMORY, Outcome
 from kernelproof.properties.search import replays
@@ -178,9 +178,53 @@ def test_what_a_limit_refuses_is_not_tried_again_at_the_end(
 ) -> None:
     runner.candidate.address.device = device
     runner.report = LawReport("parity")
-    runner._counted(AttentionProblem(), Verdict("UNSUPPORTED", "memory", message))
-    assert len(runner.report.without_room) == 1
-    assert runner.report.too_large == (0 if later else 1)
+    problem, report = AttentionProblem(), runner.report
+    for _ in range(2):  # a problem counts once, however often it is asked
+        runner._counted(problem, Verdict("UNSUPPORTED", "memory", message))
+        assert (report.unsupported, list(report.without_room)) == (1, [problem.id])
+        assert report.too_large == (set() if later else {problem.id})
+        assert report.with_room_later == ([problem] if later else [])
+    runner._judged = lambda _: None
+    runner._counted(problem, Verdict("PASS"))
+    assert (report.unsupported, report.judged) == (0, 1)
+    assert not report.without_room
+    assert not report.too_large
+
+
+A, B, C = (AttentionProblem(query_lens=(1,), seq_lens=(each,)) for each in (5, 6, 7))
+
+
+def without_room(*problems: AttentionProblem, too_large: tuple[AttentionProblem, ...]) -> LawReport:
+    report = LawReport("parity", ended="room")
+    for each in problems:
+        report.count_without_room(each, too_large=each in too_large)
+        report.problems[each.id] = ProblemVerdict(each, "UNSUPPORTED", "memory", vacuous=False)
+    return report
+
+
+def test_only_what_was_answered_later_had_room() -> None:
+    report = without_room(A, B, C, too_large=(A,))
+    later = without_room(B, too_large=(B,))
+    later.ended, later.judged = "", 0
+    report.include_later(later)
+    assert list(report.without_room) == [A.id, C.id, B.id]
+    assert (report.unsupported, report.too_large) == (3, {A.id, B.id})
+    assert report.ended == "room"
+
+    answered = LawReport("parity", judged=1)
+    answered.problems[C.id] = ProblemVerdict(C, "PASS", "", vacuous=False)
+    report.include_later(answered)
+    assert list(report.without_room) == [A.id, B.id]
+    assert (report.unsupported, report.judged, report.ended) == (2, 1, "room")
+    assert report.problems[C.id].status == "PASS"
+
+
+def test_a_search_takes_over_what_had_no_room_in_the_first() -> None:
+    report = without_room(A, too_large=())
+    report.problems[B.id] = ProblemVerdict(B, "PASS", "", vacuous=False)
+    report.include(without_room(A, B, C, too_large=(A,)))
+    assert list(report.without_room) == [A.id, C.id]
+    assert (report.unsupported, report.too_large) == (2, {A.id})
 
 
 def test_earlier_calls_that_filled_the_process_are_a_crash(runner: Any) -> None:  # noqa: ANN401
