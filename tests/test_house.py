@@ -64,7 +64,7 @@ ADDED = {
     "workers are forks": 160,
     "attention as engines call it": 4_850,
     "experts as engines call them": 5_700,
-    "right on an H100, no false words": 3_960,
+    "right on an H100, no false words": 4_150,
 }
 """Lines of code that what was added since may take."""
 NO_CODE = {
