@@ -8,12 +8,7 @@ from functools import cached_property
 
 from ...impl.registry import resolve_name
 from ...properties.findings.coverage import Coverage, Gap
-from ...properties.findings.report import (
-    CorpusReport,
-    ImplementationReport,
-    LawReport,
-    Separation,
-)
+from ...properties.findings.report import CorpusReport, ImplementationReport, LawReport
 from ...properties.search.coverage import Reached
 from ...properties.search.plan import Learned, Plan, laws_planned
 from .units import Unit, UnitResult, later_laws
@@ -139,11 +134,6 @@ class Work:
                 parts[0],
                 laws=laws,
                 replayed=[each for part in parts for each in part.replayed],
-                separation=Separation(
-                    [cause for part in parts for cause in part.separation.causes],
-                    [found for part in parts for found in part.separation.further],
-                    sum(part.separation.unexplained for part in parts),
-                ),
                 corpus=sum((part.corpus for part in parts), CorpusReport()),
                 error=next((part.error for part in parts if part.error), ""),
                 suite_failed=any(part.suite_failed for part in parts),

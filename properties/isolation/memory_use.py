@@ -21,7 +21,8 @@ _NO_ALLOCATION: Final = re.compile(
 """What a process prints before it ends because an allocation on the host failed."""
 KEPT_BYTES: Final = 256 << 20
 """Freed memory that malloc keeps in a worker at most, in bytes."""
-_LARGEST: Final = (1 << 63) - 1
+LARGEST: Final = (1 << 63) - 1
+"""The most bytes that a worker's board holds."""
 _MAXRSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024
 
 
@@ -45,6 +46,11 @@ class MemoryUse:
     held: int = 0
     left: int = 0
     peak: int = 0
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether a worker's board could hold each size."""
+        return all(0 <= each <= LARGEST for each in vars(self).values())
 
     @property
     def taken(self) -> int:
@@ -84,11 +90,10 @@ def left_of(noted: object, limit: int) -> MemoryUse | None:
         noted: a call's need and what earlier requests had left, in bytes.
         limit: of the process, in bytes; 0 where there is none.
     """
-    if not isinstance(noted, list) or len(noted) != 2:  # noqa: PLR2004  need and left
+    if not isinstance(noted, list) or [*map(type, noted)] != [int, int]:
         return None
-    if not all(type(each) is int and 0 <= each <= _LARGEST for each in noted):
-        return None
-    return MemoryUse(limit=limit, need=noted[0], left=noted[1])
+    use = MemoryUse(limit=limit, need=noted[0], left=noted[1])
+    return use if use.is_possible else None
 
 
 def peak_of(maxrss: int) -> int:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from json import dumps, loads
 from typing import TYPE_CHECKING, Final
 
-from .memory_use import MemoryUse
+from .memory_use import LARGEST, MemoryUse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +30,6 @@ LINK: Final = "link"
 
 _NUMBERS: Final = {name: number for number, name in enumerate(STAGES)}
 _STAGE_BITS: Final = 3
-_LARGEST: Final = (1 << 63) - 1
 _HEADER: Final = struct.Struct("!4sI")
 _MAGIC: Final = b"kpf1"
 # Far above any verdict: a longer "length" is garbage that an implementation wrote into the socket.
@@ -102,7 +101,7 @@ class Board:
     def note_memory(self, *, limit: int, room: int, need: int, held: int, left: int) -> None:
         """Write down the memory of the process when a call begins, see ``MemoryUse``."""
         for place, size in enumerate((limit, room, need, held, left), 1):
-            self._word[place] = min(max(size, 0), _LARGEST)
+            self._word[place] = min(max(size, 0), LARGEST)
 
     def memory(self) -> MemoryUse:
         """Return what was noted of the process's memory last."""

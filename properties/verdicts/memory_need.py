@@ -103,7 +103,7 @@ def too_much(asked: int, need: int) -> bool:
 
 
 def beside(had: int, need: int) -> str:
-    """Say what memory a call had, or took, and what its tensors have, in bytes."""
+    """Return in words what memory a call had, or took, beside its tensors, both given in bytes."""
     return f"{had / 2**20:,.0f} MiB beside the problem's {need / 2**20:,.0f} MiB"
 
 

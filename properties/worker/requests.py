@@ -104,7 +104,6 @@ class Address:
 
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Step = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 Cells = Annotated[list[float], msgspec.Meta(min_length=1, max_length=MOST_COLUMNS)]
 
@@ -140,18 +139,6 @@ class _Said(Verdict):
 
 
 @dataclass(frozen=True)
-class _Memory(MemoryUse):
-    """Memory in bytes, none of which a worker's board could not hold."""
-
-    limit: Bytes = 0
-    room: Bytes = 0
-    need: Bytes = 0
-    held: Bytes = 0
-    left: Bytes = 0
-    peak: Bytes = 0
-
-
-@dataclass(frozen=True)
 class _Ended:
     """What a fork may have come to, see ``in_fork``."""
 
@@ -160,11 +147,13 @@ class _Ended:
     stage: str = "load"
     limit: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     starved: bool = False
-    memory: _Memory | None = None
+    memory: MemoryUse | None = None
 
     def outcome(self) -> Outcome:
-        """Return it; ValueError where it contradicts itself, or names no stage."""
-        if self.stage not in STAGES or (self.starved and self.kind != KILLED_FOR_MEMORY):
+        """Return it; ValueError where it contradicts itself, or names no stage or size."""
+        contradicts = self.starved and self.kind != KILLED_FOR_MEMORY
+        possible = self.memory is None or self.memory.is_possible
+        if contradicts or not possible or self.stage not in STAGES:
             message = f"a fork that ended with {self.kind} in {self.stage}"
             raise ValueError(message)
         return Outcome(**vars(self))

@@ -122,13 +122,8 @@ def _of_one_fault(longer: Sequence[Problem], needs: Needs, fails: Fails) -> list
 
 def _fails_as_needed(base: Problem, needs: Needs, fails: Fails) -> bool:
     """Whether a longer problem passes without each field that is needed."""
-    for name in needs.fields:
-        changed = without(base, name, needs.simplest)
-        if changed is None and (others := sorted(needs.passing[name], key=str)):
-            changed = with_value(base, name, others[0])
-        if changed is not None and fails(changed) is not False:
-            return False
-    return True
+    changed = (lacking(base, name, needs) for name in needs.fields)
+    return all(each is None or fails(each) is False for each in changed)
 
 
 def _fails_for(name: str, base: Problem, simplest: Mapping[str, Any], fails: Fails) -> bool:
@@ -208,6 +203,14 @@ def without(problem: Problem, name: str, simplest: Mapping[str, Any]) -> Problem
             except (ValueError, TypeError):
                 continue
     return None
+
+
+def lacking(problem: Problem, name: str, needs: Needs) -> Problem | None:
+    """Return a problem without the value of a field that is needed; None where none is known."""
+    changed = without(problem, name, needs.simplest)
+    if changed is None and getattr(problem, name) in needs.fields[name] and needs.passing[name]:
+        changed = with_value(problem, name, min(needs.passing[name], key=str))
+    return changed
 
 
 def _never_fails(fails: Fails, problems: Iterator[Problem | None]) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ....reference import Problem
-from .ablation import Fails, with_value, without
+from .ablation import Fails, lacking
 from .faults import Fault, undone
 
 SEEDS = 4
@@ -40,10 +40,7 @@ def _lacking(fault: Fault) -> Iterator[Problem]:
     """Yield a cause's problem without one of its needs at a time."""
     problem, needs = fault.problem, fault.needs
     for name in needs.fields:
-        changed = without(problem, name, needs.simplest)
-        if changed is None and (others := sorted(needs.passing[name], key=str)):
-            changed = with_value(problem, name, others[0])
-        if changed is not None:
+        if (changed := lacking(problem, name, needs)) is not None:
             yield changed
     for name, wanted in needs.structure.items():
         if (batch := undone(problem, name, wanted)) is not None:

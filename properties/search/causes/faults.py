@@ -10,7 +10,7 @@ from ....reference import AttentionProblem, Problem
 from ...findings.causes import ANSWER_KINDS
 from ...findings.ledger import holds
 from ...verdicts.verdict import Verdict
-from .ablation import WINDOWS, Fails, Needs, with_lengths, with_value, without
+from .ablation import WINDOWS, Fails, Needs, lacking, with_lengths
 
 
 @dataclass
@@ -62,11 +62,7 @@ def needs_all(problem: Problem, fault: Fault, fails: Fails) -> bool:
     """Whether a problem passes without any one of the conditions of a cause that it has."""
     needs, looked = fault.needs, False
     for name in needs.fields:
-        changed = without(problem, name, needs.simplest)
-        if changed is None:
-            other = next(iter(sorted(needs.passing[name], key=str)), None)
-            own = getattr(problem, name) in needs.fields[name]
-            changed = with_value(problem, name, other) if own else None
+        changed = lacking(problem, name, needs)
         if changed is None or fails(changed) is not False:
             return False
         looked = True

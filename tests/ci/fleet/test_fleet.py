@@ -212,7 +212,9 @@ def test_a_chip_has_its_own_report_and_all_have_one() -> None:
 
 
 @pytest.mark.parametrize(("chips", "on"), [(["sm90"], ""), (["sm90", "sm100"], " on {}")])
-def test_two_kernels_of_one_name_are_told_apart(chips: list[str], on: str) -> None:
+def test_two_kernels_of_one_name_have_their_references_in_their_names(
+    chips: list[str], on: str
+) -> None:
     plan = replace(made_up_plan(), implementations=["m:made_up", "n:made_up"])
     shown: set[str] = set()
 

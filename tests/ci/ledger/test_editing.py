@@ -37,19 +37,6 @@ OTHER = ENTRY.replace("flashinfer-cascade", "other").replace(
 )
 
 
-WRONG = """
-import torch
-from kernelproof.impl import implementation
-
-
-@implementation("merge_state", name="mine")
-def merge(inputs):
-    lse = torch.logsumexp(inputs.lses.double(), dim=0)
-    weights = torch.exp(inputs.lses - lse).unsqueeze(-1)
-    return (weights * inputs.outs).sum(dim=0).to(inputs.out_dtype), lse.float()
-"""
-
-
 TWO_FAULTS = """
 from dataclasses import replace
 from pathlib import Path
@@ -333,10 +320,13 @@ def test_an_entry_of_the_name_is_widened_or_has_company(ledger: Path) -> None:
 
 
 def test_what_is_accepted_makes_the_next_run_conforming(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    wrong_merge: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text(WRONG)
+    Path("mine.py").write_text(wrong_merge)
     laws = ["--law", "parity", "--law", "well_formed", "--law", "merge_commutativity"]
     check = ["check", "mine.py:merge", "--profile", "quick", *laws, "--json", "r.json"]
     assert main(check) == 1
@@ -452,10 +442,13 @@ def test_a_case_that_no_other_machine_can_replay_is_refused(
 
 
 def test_an_added_case_is_replayed_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    wrong_merge: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text(WRONG)
+    Path("mine.py").write_text(wrong_merge)
     Path("case.json").write_text(json.dumps(case(f"{tmp_path}/mine.py:merge", seed=3)))
     assert main(["corpus", "add", "case.json", "--folder", "corpus"]) == 0
     words = ["--profile", "quick", "--law", "parity", "--corpus", "corpus"]
@@ -477,11 +470,14 @@ def test_an_added_case_is_replayed_first(
 
 
 def test_a_case_of_the_shipped_corpus_goes_by_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    wrong_merge: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     name = "flashinfer-triton-merge-state-empty.json"
-    Path("mine.py").write_text(WRONG)
+    Path("mine.py").write_text(wrong_merge)
     assert main(["replay", name, "--implementation", "mine.py:merge"]) == 1
     Path(name).write_text("{}")  # a file that is here comes first
     assert main(["replay", name]) == 2

@@ -12,34 +12,22 @@ from kernelproof.ci.ledger.editing import failures_in
 from kernelproof.properties.findings.ledger import load_ledger
 from kernelproof.reference import MergeProblem
 
-WRONG = """
-import torch
-from kernelproof.impl import implementation
-
-
-@implementation("merge_state", name="mine")
-def mine(inputs):
-    lse = torch.logsumexp(inputs.lses.double(), dim=0)
-    weights = torch.exp(inputs.lses - lse).unsqueeze(-1)
-    return (weights * inputs.outs).sum(dim=0).to(inputs.out_dtype), lse.float()
-"""
-
 
 def test_what_two_kernels_of_one_name_do_wrong_is_known_in_the_next_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong_merge: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in "ab":
-        Path(f"{name}.py").write_text(WRONG)
-    check = ["check", "a.py:mine", "b.py:mine", "--profile", "quick", "--law", "parity"]
+        Path(f"{name}.py").write_text(wrong_merge)
+    check = ["check", "a.py:merge", "b.py:merge", "--profile", "quick", "--law", "parity"]
     check += ["--json", "r.json"]
     assert main(check) == 1
     found = json.loads(Path("r.json").read_text())
     for each in (*found["findings"], *found["implementations"]):
         assert each["declared_name"] == "mine"
     assert {each["implementation"] for each in found["findings"]} == {
-        "mine (a.py:mine)",
-        "mine (b.py:mine)",
+        "mine (a.py:merge)",
+        "mine (b.py:merge)",
     }
     learn = ["expectations", "update", "r.json", "--ledger", "known.toml", "--reason", "Empty."]
     assert main(learn) == 0
