@@ -20,7 +20,7 @@ import pytest
 
 from kernelproof.ci.console.terminal import PLAIN_WIDTH, console
 from kernelproof.ci.reports.claims import claims_count
-from kernelproof.ci.reports.display import print_summary
+from kernelproof.ci.reports.display import command, print_summary
 from kernelproof.ci.reports.html_report import to_html
 from kernelproof.ci.reports.json_report import to_json
 from kernelproof.ci.reports.junit import to_junit
@@ -655,3 +655,10 @@ def test_lines_of_a_gate_need_no_glossary() -> None:
     report = passing()
     report.corpus = CorpusReport(replayed=2, of_ledger=1)
     assert replayed(run(report)).endswith("(1 of known findings)")
+
+
+@pytest.mark.parametrize("label", ["rule", "replay", "problem", "accepted"])
+def test_a_label_of_any_length_has_a_space_behind_it(label: str) -> None:
+    out = io.StringIO()
+    command(console(out), label, "called by nobody")
+    assert re.fullmatch(rf"  {label}: +called by nobody\n", out.getvalue())
