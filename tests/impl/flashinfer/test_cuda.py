@@ -60,7 +60,7 @@ FP8: dict[str, Any] = {"kv_cache": "float8_e4m3fn", "q_dtype": "float8_e4m3fn"}
         ("decode", {"query_lens": (2, 1)}, "equally many tokens of each request"),
         ("decode", {"query_lens": (2, 2)}, "decode-several-queries-on-fa2"),
         ("decode-fa2", {"query_lens": (2, 2), "seq_lens": (9, 0)}, "as many keys as query tokens"),
-        ("decode-fa2-unsplit", {"query_lens": (2, 2)}, "one query token a request"),
+        ("decode-fa2-unsplit", {"query_lens": (2, 1)}, "equally many tokens of each request"),
         ("prefill-fa2-uniform", {"query_lens": (2, 1)}, "equally many tokens of each request"),
         ("prefill-fa3-graph", {"query_lens": (2, 2), "tree": 1}, "the feature tree"),
         ("decode", {"group_size": 5}, "cuda-core-group-size"),

@@ -21,7 +21,7 @@ warnings.simplefilter("ignore")
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from kernelproof.impl import triton_attention_kernel as kernels
+from kernelproof.impl.triton.kernels import attention as kernels
 from kernelproof.impl.triton.blocks import SHARED_MEMORY, attention_blocks
 
 kernel = kernels.attention

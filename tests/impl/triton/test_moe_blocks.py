@@ -36,7 +36,7 @@ import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from kernelproof.impl import triton_moe_kernel as kernels
+from kernelproof.impl.triton.kernels import moe as kernels
 from kernelproof.impl.triton.moe_blocks import Shape, columns_of, moe_tiles
 from kernelproof.impl.triton.kernels.moe_sort import sort_pairs
 from kernelproof.impl.triton.kernels.route import route
