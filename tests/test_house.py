@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ast
-import io
 import os
 import re
 import subprocess
 import sys
-import tokenize
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -49,35 +47,6 @@ TOP_LEVEL = {
 
 MOST_MODULES = 25
 """Most modules of one folder of the package, besides its __init__.py."""
-LAYERS = ("reference", "impl", "properties", "ci")
-REARRANGED = 39_547
-"""Lines of code at commit 127192c (5,366 of reference, 9,154 of impl, 13,542 of properties, 11,462
-of ci, 23 of the root), before the rooms were made: making them has added none."""
-ADDED = {
-    "slice_context_parallel": 468,
-    "one run, one verdict": 3_300,
-    "nothing gets through": 1_900,
-    "the face": 3_500,
-    "any kernel, any package": 3_400,
-    "verify steps, padding, slack": 2_500,
-    "many machines": 1_000,
-    "workers are forks": 160,
-    "attention as engines call it": 4_850,
-    "experts as engines call them": 5_700,
-    "right on an H100, no false words": 4_150,
-}
-"""Lines of code that what was added since may take."""
-NO_CODE = {
-    tokenize.COMMENT,
-    tokenize.DEDENT,
-    tokenize.ENCODING,
-    tokenize.ENDMARKER,
-    tokenize.INDENT,
-    tokenize.NEWLINE,
-    tokenize.NL,
-}
-"""Tokens that make no line one of code."""
-
 # What a worker process loads, and what no such process may pay for or be changed by.
 IN_THE_WORKER = ["isolation.workers", "isolation.worker_main", "laws", "worker.tasks"]
 NOT_IN_THE_WORKER = {"click", "hypothesis", "pytest", "rich"}
@@ -127,37 +96,6 @@ def test_no_folder_holds_more_modules_than_one_can_know(
         folder = repository.joinpath(*name.split(".")[1:])
         modules = [file for file in folder.glob("*.py") if file.name != "__init__.py"]
         assert len(modules) <= MOST_MODULES, folder.relative_to(repository)
-
-
-def lines_of_code(source: str) -> int:
-    """Count the lines that hold code: no blank lines, comments and docstrings."""
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    lines = {
-        number
-        for token in tokens
-        if token.type not in NO_CODE
-        for number in range(token.start[0], token.end[0] + 1)
-    }
-    for node in ast.walk(ast.parse(source)):
-        if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
-            continue
-        if isinstance(node.value.value, str):
-            lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    return len(lines)
-
-
-def test_lines_of_code_are_counted_without_blanks_comments_and_docstrings() -> None:
-    source = '"""A module."""\n\n# why\nx = (\n    1,  # one\n\n)\n"""The x."""\n'
-    assert lines_of_code(source) == 3
-
-
-def test_the_code_does_not_grow(repository: Path) -> None:
-    counts = {
-        layer: sum(lines_of_code(file.read_text()) for file in (repository / layer).rglob("*.py"))
-        for layer in LAYERS
-    }
-    counts["root"] = sum(lines_of_code(file.read_text()) for file in repository.glob("*.py"))
-    assert sum(counts.values()) <= REARRANGED + sum(ADDED.values()), counts
 
 
 def test_make_goes_on_after_a_fault_that_is_found(repository: Path, tmp_path: Path) -> None:
