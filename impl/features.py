@@ -64,11 +64,11 @@ MASKS = {
 }
 """Those of attention that other values than one of a problem's field need."""
 CONTEXT = "context_tokens"
-"""That of merging a first state that not all tokens have."""
+"""Feature of merging a first state that not all tokens have."""
 LSE_VIEWS = "lse_views"
-"""That of merging lses whose strides are not dense."""
+"""Feature of merging lses whose strides are not dense."""
 INF_MARKS = "inf_marks_empty"
-"""That of merging states of no keys whose lse is inf."""
+"""Feature of merging states of no keys whose lse is inf."""
 FEATURES = (
     "custom_mask",
     "per_head_scales",

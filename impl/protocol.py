@@ -40,7 +40,7 @@ OPERATIONS = tuple(ORACLES)
 """Names of all operations, as ``Operation`` has them."""
 
 EVERY_RULE = "*"
-"""Stands for all support rules among those that are not asked: nothing is refused."""
+"""Name for all support rules in a list of those that are not asked: nothing is refused."""
 
 HIDDEN_KEYS = ("any", "finite")
 """What pages behind every query's window may hold: anything, NaN included, or finite numbers."""
@@ -386,8 +386,8 @@ def implementation(
         arithmetic: what it rounds where; the error bound follows. float32 throughout if None.
         wide_arithmetic: where another kernel rounds otherwise: from how many channels of the values
             on it does, in ascending order, and what it rounds.
-        writes_out: it writes into ``inputs.out`` and ``inputs.lse`` (moe: ``inputs.out``), which
-            are poisoned and fenced, and may return None. If it writes no LSE, it returns
+        writes_out: whether it writes into ``inputs.out`` and ``inputs.lse`` (moe: ``inputs.out``),
+            which are poisoned and fenced. It may then return None. If it writes no LSE, it returns
             ``(inputs.out, None)``.
         compile_key: gives the key of what a first call compiles for a problem: a module, or a
             kernel of one; that call's time does not count against the deadline.
@@ -401,9 +401,9 @@ def implementation(
         build_ahead: its modules take long to compile: the suite chooses a few of them that cover
             pairs of what they differ in, and builds these in parallel before the first problem.
             ``"cuda"``: only there.
-        build_minutes: of one processor core for one such module, roughly: of those that take many,
-            a profile builds fewer.
-        build_compilers: that building one module keeps busy, if it may.
+        build_minutes: minutes that one processor core takes to build such a module, roughly. A
+            profile builds fewer of the modules that take many.
+        build_compilers: number of compilers that building one module keeps busy, if it may.
         library: gives for a problem the name of what is compiled for its module, and whether that
             exists on this machine. Implementations with the same name share it; without it, none
             does.

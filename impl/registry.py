@@ -187,7 +187,7 @@ class ImplementationNotFoundError(LookupError):
     """No implementation goes by that name.
 
     Args:
-        name: as it was looked for.
+        name: the name that was not found.
         why: what was tried.
     """
 

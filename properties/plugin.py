@@ -67,7 +67,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "Cost classes instead of measured ones: the seed draws the same problems anywhere.",
     },
 }
-"""By the contract's names: `--impl` where that is free, `--kernelproof-impl` always."""
+"""Options by the contract's names: `--impl` where that is free, `--kernelproof-impl` always."""
 
 _suite = pytest.StashKey["Suite"]()
 _common = pytest.StashKey[str]()

@@ -34,7 +34,7 @@ class Table(dict[str, Entry]):
 
     Args:
         name: where the table stands.
-        entries: by operation.
+        entries: the entries by operation.
     """
 
     def __init__(self, name: str, entries: Mapping[str, Entry]) -> None:

@@ -142,7 +142,9 @@ def test_a_command_is_understood(step: Step, extras: set[str], parse_command: Pa
         named = re.findall(r"kernelproof\[([\w,]+)\]", step.command)
         assert {extra for each in named for extra in each.split(",")} <= extras
     else:
-        assert words[0] in {"bash", "export", "git", "podman", "pytest", "python", "python3"}, step.command
+        assert words[0] in {"bash", "export", "git", "podman", "pytest", "python", "python3"}, (
+            step.command
+        )
 
 
 @pytest.mark.parametrize("step", NOT_RUN, ids=lambda step: f"{step.where} {step.command[:40]}")

@@ -35,12 +35,12 @@ def why_not(
 
     Args:
         module: the engine's file.
-        function: of it, which launches.
+        function: the function of the module that launches.
         flag: the local name to which the condition is assigned, such as ``use_3d``.
         option: a parameter without which there is no such launch: where no flag is assigned, the
             first ``if`` that reads it chooses the other one.
-        values: of the function's expressions by their source, and callables by the last part of
-            their names.
+        values: the values of the function's expressions by their source, and callables by the last
+            part of their names.
 
     Returns:
         The source of the part, or that the condition is not known; empty if there is no such

@@ -36,7 +36,7 @@ POLICIES = {
     "int8_zero_point": QuantPolicy.INT8,
     "int4_zero_point": QuantPolicy.INT4,
 }
-"""How a cache is quantised, by its element."""
+"""lmdeploy's quantisation policies by the cache's element."""
 
 kernel = functools.partial(
     implementation, provider=LMDEPLOY, build_ahead="cuda", build_minutes=0.05, build_compilers=1

@@ -86,7 +86,7 @@ def implementation(
     where it would look for a problem that is supported among many thousands.
 
     Args:
-        operation, supports, options: as in ``protocol.implementation``.
+        operation, supports, options: the same as in ``protocol.implementation``.
         provider: the engine's package.
     """
 

@@ -45,7 +45,7 @@ BY_TOKEN = {
     torch.int8: KVQuantMode.INT8_PER_TOKEN_HEAD,
     torch.float8_e4m3fn: KVQuantMode.FP8_PER_TOKEN_HEAD,
 }
-"""How a cache with a scale for each token and head is quantised, by its dtype."""
+"""vLLM's quantisation modes of caches with a scale for each token and head, by dtype."""
 LEAST_TILE = 16
 """Keys that a descriptor reads at least: vLLM's pages are multiples of it."""
 ALIGNED = 16
@@ -95,7 +95,7 @@ def _takes_2d(problem: AttentionProblem, queries: int, target: Target) -> str:
     """Return why this release takes its 2D kernel though it has scratch; empty if it does not.
 
     Args:
-        problem: of the call.
+        problem: the problem of the call.
         queries: most query tokens of a request, as the host says.
         target: machine.
     """

@@ -28,7 +28,7 @@ FILE = (f"{MOE}.experts.fused_batched_moe", f"{MOE}.fused_batched_moe")
 BLOCK = 128
 LARGEST = 448.0
 LEAST_SCALE = 1 / (LARGEST * 512)
-"""Of a token or a block whose numbers are all zeros, or nearly."""
+"""Smallest scale: that of a token or a block whose numbers are all zeros, or nearly."""
 FP8 = ("fp8_tensor", "fp8_channel", "fp8_block")
 
 

@@ -25,7 +25,7 @@ def refusal(problem: AttentionProblem, *, causal: bool) -> str | None:
     """Return which masks the arguments cannot say; None if they say a problem's.
 
     Args:
-        problem: of attention.
+        problem: the problem of attention.
         causal: whether all of its requests are.
     """
     for holds, why in (

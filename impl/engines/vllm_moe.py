@@ -32,7 +32,7 @@ class Form(NamedTuple):
     """What the matrices of a call are to the kernel.
 
     Attributes:
-        name: by which vLLM chooses blocks for it; None for numbers.
+        name: the name by which vLLM chooses blocks for it; None for numbers.
         flags: arguments of the launcher; none for numbers.
         weights: gives a matrix's scales as the kernel takes them.
         rows: gives codes and scales of the activation's results [rows, inter].

@@ -49,7 +49,7 @@ class Backend:
         """Make an adapter of a function, for use as a decorator.
 
         Args:
-            operation: of the adapter.
+            operation: the operation of the adapter.
             name: how reports call it.
             *refusals: asked in turn; the first reason counts.
             **differences: options of ``implementation`` in which it differs from its backend.

@@ -66,10 +66,10 @@ def wrapper(name: str, device: torch.device, *, apart: str = "", **options: Any)
     """Return the same wrapper for the same options: planned anew and run again, as engines do.
 
     Args:
-        name: of the wrapper.
-        device: of its workspace.
+        name: the name of the wrapper.
+        device: the device of its workspace.
         apart: keeps calls apart that are not to share one.
-        **options: of the wrapper.
+        **options: further options of the wrapper.
     """
     del apart
     return new_wrapper(name, device, **options)
@@ -153,7 +153,7 @@ def packed_bytes(mask: torch.Tensor, bits: Sequence[int]) -> torch.Tensor:
 
     Args:
         mask: bool [sum of bits], True keeps.
-        bits: of each request, query_len times seq_len.
+        bits: the bits of each request, query_len times seq_len.
 
     Returns:
         uint8; the first element of a byte is its least significant bit.
@@ -169,8 +169,8 @@ def draft_words(
 
     Args:
         qo_indptr: where each request's query tokens begin and end.
-        tree_mask: as of ``inputs``; None for a causal mask.
-        device: of the result.
+        tree_mask: the same as in ``inputs``; None for a causal mask.
+        device: the device of the result.
 
     Returns:
         uint16 [tokens, 2 ceil(most query tokens / 32)]; a word's first column is its least

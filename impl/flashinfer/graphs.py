@@ -209,7 +209,7 @@ def _replayed(eager: Implementation, kind: Kind, *without: str) -> Implementatio
 
     Args:
         eager: the adapter.
-        kind: of its wrapper.
+        kind: the kind of its wrapper.
         *without: features of the adapter that its graphs do not have.
     """
     session = functools.partial(FixedSession, kind)

@@ -27,10 +27,10 @@ def flashinfer_arguments(
     """Return the keyword arguments with which a FlashInfer release reads a cache as what it is.
 
     Args:
-        k_cache, v_cache: as they are stored.
+        k_cache, v_cache: the caches in their stored form.
         kv_format: what they hold.
         kv_cache_sf: block scales, where the format has them, in ``kv_format.v_scale_layout``.
-        backend: that will read them.
+        backend: the backend that will read them.
         flashinfer: the release; it decides what the scales are called.
 
     Returns:

@@ -21,7 +21,7 @@ def attention_library(kind: str, backend: str = "") -> Library:
     """Return what names the library of an attention module.
 
     Args:
-        kind: of FlashInfer's ``get_<kind>_uri``, or ``"xqa"``.
+        kind: the kind of FlashInfer's ``get_<kind>_uri``, or ``"xqa"``.
         backend: ``"fa2"`` or ``"fa3"``, where there is a choice; ``"auto"``: FlashInfer's choice.
     """
 

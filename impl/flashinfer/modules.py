@@ -34,7 +34,7 @@ class Unit:
 
     Attributes:
         name: what it is found by.
-        what: in words.
+        what: description of the unit in words.
         feature: the cell, by fields of ``gating.Feature``; empty where it has no cell of its own.
         generate: FlashInfer's JIT specification for a chip.
         kernel: a regular expression for the mangled name of the kernel that the cell needs. Where

@@ -102,9 +102,9 @@ class Kind:
     """One of FlashInfer's wrappers of attention to a paged cache, with one of its backends.
 
     Attributes:
-        name: of FlashInfer's class.
+        name: the name of FlashInfer's class.
         plan: calls its ``plan`` with inputs, their metadata and the backend.
-        backend: as the support rules call it.
+        backend: the backend's name in the support rules.
         options: arguments of the class.
         buffers: arguments that hold the metadata of CUDA graphs, by field of ``BatchMetadata``.
         uniform: whether its plan, or each graph of it, is of one number of query tokens a request.

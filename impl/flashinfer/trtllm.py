@@ -53,7 +53,7 @@ def padded_block_table(inputs: PagedAttentionInputs, keys: int = 1) -> torch.Ten
     """Return the block table with stale ids behind each request's pages, as engines leave them.
 
     Args:
-        inputs: of a call; its table has garbage there, which need not be a page's id.
+        inputs: the inputs of a call; its table has garbage there, which need not be a page's id.
         keys: number of keys of which a row covers a multiple, and at least that many.
     """
     table = inputs.block_table.remainder(inputs.k_cache.shape[0])

@@ -29,7 +29,7 @@ OUTSIDE = ("metadata", "block_table", "out", "lse", "storages")
 OF_THE_BATCH = ("causal", "custom_mask", "tree_mask", "spans", "logits_bias")
 """Fields with tensors whose shapes follow from the batch, so that they may differ in a replay."""
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""By bytes of an element, the dtype that its bits are copied in."""
+"""Dtypes in which an element's bits are copied, by its size in bytes."""
 
 
 class Recorded:
@@ -168,13 +168,13 @@ def padded(
     """Add requests without keys at the end, as engines do for a graph.
 
     Args:
-        metadata: on the host.
-        requests: that the result has.
+        metadata: metadata on the host.
+        requests: the requests that the result has.
         tokens: query tokens that the result has, those of the batch if None. The requests that are
             added share what is added: with ``requests`` times as many as each of the batch has,
             all have equally many.
-        keys: that each request that is added has, on the first page of the cache; for plans that
-            ask for as many keys as query tokens, at least.
+        keys: the keys that each request that is added has, on the first page of the cache; for
+            plans that ask for as many keys as query tokens, at least.
 
     Raises:
         ValueError: the batch has more requests or tokens than that, or no request is added to

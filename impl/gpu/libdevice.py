@@ -15,7 +15,7 @@ MODULES = tuple(
     f"triton.language.extra.{name}"
     for name in ("libdevice", "cuda.libdevice", "hip.libdevice", "intel.libdevice")
 )
-"""Where a kernel finds them."""
+"""Modules from which kernels import libdevice's functions."""
 SAME = (
     *("tanh", "sinh", "cosh", "tan", "sin", "cos", "exp", "exp2", "expm1", "log", "log2"),
     *("log10", "log1p", "sqrt", "cbrt", "floor", "ceil", "trunc", "rint", "hypot", "fmod"),

@@ -16,8 +16,8 @@ class Registration:
     """An entry point of the group ``kernelproof.implementations``.
 
     Attributes:
-        distribution, version: that it belongs to.
-        name: that is registered.
+        distribution, version: the distribution and its version that it belongs to.
+        name: the name that is registered.
         reference: MODULE:NAME.
         reason: why it is left out; empty where it is not.
     """

@@ -73,7 +73,7 @@ def converted(data: object, kind: type[T], source: object, refusal: Refusal) -> 
     """Return data as an object of this kind.
 
     Args:
-        data: of a file.
+        data: the data of a file.
         kind: a class of msgspec, or any type that it knows; ``Path`` is read from text.
         source: named first in the sentence: the file.
         refusal: makes the exception.

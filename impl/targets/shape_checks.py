@@ -16,7 +16,7 @@ def checked(data: Any, schema: Callable[[], Any], source: object, refusal: Refus
     process that lends has read the same files.
 
     Args:
-        data: of a file.
+        data: the data of a file.
         schema: imports the type, see ``schemas.converted``, and returns it.
         source: named first in the sentence.
         refusal: makes the exception.

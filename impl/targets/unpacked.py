@@ -12,7 +12,7 @@ from pathlib import Path
 FROM = "KERNELPROOF_FROM"
 """The environment variable whose folders are searched first, separated as in ``PATH``."""
 INSIDE = ("", "python", "src")
-"""Where a folder may hold the package: directly, as wheels do, or as source archives do."""
+"""Places of the package within a folder: directly, as wheels have it, or as source archives do."""
 VERSION = re.compile(r"^(?:__version__|version)\b[^'\"\n]*=\s*['\"]([^'\"]+)", re.MULTILINE)
 
 
@@ -21,7 +21,7 @@ class Package:
     """A package of Python files.
 
     Attributes:
-        name: that it is imported by.
+        name: the name that it is imported by.
         folder: its own, with its ``__init__.py``.
         version: None where nothing in the folder says it.
     """

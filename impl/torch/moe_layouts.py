@@ -38,7 +38,7 @@ def up_first(rows: torch.Tensor, *, gated: bool, interleaved: bool = False) -> t
 
     Args:
         rows: weights, biases, or the scales of rows or of blocks of rows, in the oracle's order.
-        gated: without a gate there is one order only.
+        gated: whether there is a gate; without one there is one order only.
         interleaved: the oracle's order is gate 0, up 0, gate 1, up 1, ...
     """
     if not gated:

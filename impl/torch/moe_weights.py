@@ -84,8 +84,8 @@ def widened(
 
     Args:
         codes: [rows, columns], or half as many bytes.
-        scales: of these rows.
-        matrix: that they are part of.
+        scales: the scales of these rows.
+        matrix: the matrix that they are part of.
         other: the global scale of nvfp4, one or one a row; the zero points of int4.
         blocks_of_rows: a scale of a block belongs to 128 rows too, not to one.
     """

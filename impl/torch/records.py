@@ -41,4 +41,4 @@ RECORDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "fp8_ds_mla": fp8_record,
     "nvfp4_ds_mla": fp4_record,
 }
-"""How records are read, by the element of the cache."""
+"""Readers of records, by the element of the cache."""

@@ -28,7 +28,7 @@ KERNEL = "kernelproof.impl.triton.kernels.attention"
 EVERYWHERE = 2**30
 """A window this wide sees all keys; twice as much is still an int32."""
 INTERPRETED_SPLITS = 2
-"""In the interpreter splits save nothing: as many as show what splitting may do wrong."""
+"""Most splits in the interpreter, where they save no time: enough to show wrong splitting."""
 EXACT_DIVISION = 2**30
 """Number times divisor below which the kernel divides exactly by any divisor. Its part by one is an
 int32 still: by more, a kernel would be compiled for the int64 of small divisors, too."""

@@ -24,7 +24,8 @@ ONE_SPLIT, TWO_SPLITS, MANY_SPLITS = FEWEST_KEYS // 2, FEWEST_KEYS * 3 // 2, FEW
 """Keys of one request that are not split, and for which either kernel merges; on pages of any size
 below the fewest keys of a split."""
 PAGE_SIZE = 16
-"""Of problems that stand for a module; pages of another power of two take the same kernels."""
+"""Page size of problems that stand for a module; pages of another power of two take the same
+kernels."""
 
 
 def compile_key(problem: AttentionProblem) -> Hashable:
@@ -51,7 +52,7 @@ def kernels(problem: AttentionProblem, seq_lens: tuple[int, ...] = (1,)) -> list
     """Return a problem for each kernel of a problem's module: by rows a block, and by alignment.
 
     Args:
-        problem: of the module.
+        problem: the problem of the module.
         seq_lens: lengths of a single request; there is a problem for each, with each of the rows.
     """
     options: dict[str, Any] = {

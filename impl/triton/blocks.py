@@ -41,7 +41,7 @@ class Blocks:
         qk, vo: channels, rounded up to powers of two.
         m: rows, that is pairs of a query token and a head, at a time.
         n: keys at a time.
-        num_warps, num_stages: of the compiled kernel.
+        num_warps, num_stages: numbers of warps and of pipeline stages of the compiled kernel.
     """
 
     qk: int

@@ -22,7 +22,7 @@ class Buffers:
     """A batch's metadata on the device, at addresses that stay.
 
     Attributes:
-        requests: that there is room for.
+        requests: the requests that there is room for.
         metadata: the batch that is here, with requests without keys behind it.
     """
 

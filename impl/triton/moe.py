@@ -25,7 +25,7 @@ tile of a row; int8 ones: in two bytes), each slot's output in that of the resul
 (Not so in the interpreter, for bfloat16.) Where both operands are FP8, Hopper's tensor cores sum in
 fixed point."""
 BUILD_MINUTES = 0.4
-"""Of a core: 30 modules took 43 s of 16 on an H200 (h200-triton-moe.json)."""
+"""Minutes of a core to build a module: 30 modules took 43 s of 16 cores on an H200."""
 WITH_GATHER = ">=3.3.dev0"
 NOT_READ = (
     "nvfp4_weights", "mxfp4_weights", "mxfp8_weights", "int4_weights", "int4_zero_points",

@@ -29,7 +29,7 @@ class Tile:
         n: rows of weights; gate and up rows both count.
         k: columns at a time.
         group: blocks of m rows that take a tile of weights before the next: what L2 keeps.
-        num_warps, num_stages: of the compiled kernel.
+        num_warps, num_stages: numbers of warps and of pipeline stages of the compiled kernel.
     """
 
     m: int
@@ -46,29 +46,29 @@ TILES = {
     64: (Tile(64, 128, 64, 16, 4, 4), Tile(64, 128, 64, 16, 4, 4)),
     128: (Tile(128, 256, 64, 16, 8, 4), Tile(128, 256, 64, 16, 8, 4)),
 }
-"""Of both products by rows, for 16-bit numbers on Hopper. With 128 by 256 a byte that comes from L2
-is used 85 times, which is what keeps tensor cores busy; where an expert has fewer rows, weights
-that come from memory are what takes the time."""
+"""Tiles of both products by rows, for 16-bit numbers on Hopper. With 128 by 256 a byte that comes
+from L2 is used 85 times, which is what keeps tensor cores busy; where an expert has fewer rows,
+weights that come from memory are what takes the time."""
 WIDENED = {
     16: (Tile(16, 64, 128, 16, 4, 3), Tile(16, 64, 128, 16, 4, 3)),
     32: (Tile(32, 64, 128, 16, 4, 3), Tile(32, 64, 128, 16, 4, 3)),
     64: (Tile(64, 128, 64, 16, 4, 3), Tile(64, 128, 64, 16, 4, 3)),
     128: (Tile(128, 128, 64, 16, 8, 3), Tile(128, 128, 64, 16, 8, 3)),
 }
-"""Where weights are FP8 and hidden states are not: codes are widened in registers."""
+"""Tiles for FP8 weights and 16-bit hidden states: codes are widened in registers."""
 CODES = {
     16: (Tile(16, 128, 128, 16, 4, 4), Tile(16, 64, 128, 16, 4, 4)),
     32: (Tile(32, 128, 128, 16, 4, 3), Tile(32, 128, 128, 16, 4, 3)),
     64: (Tile(64, 128, 128, 16, 4, 4), Tile(64, 128, 128, 16, 4, 4)),
     128: (Tile(128, 128, 128, 16, 8, 4), Tile(128, 128, 128, 16, 8, 4)),
 }
-"""Where both are FP8: block scales want a second set of sums, for which 256 columns leave no
-registers."""
+"""Tiles for FP8 weights and hidden states: block scales want a second set of sums, for which 256
+columns leave no registers."""
 INTERPRETED = Tile(16, 64, 64, 2, 1, 1)
 """Small, so that few tokens take several tiles in the interpreter too."""
 INTERPRETED_LARGE = Tile(16, 128, 128, 2, 1, 1)
 INTERPRETED_COLUMNS = 256
-"""Of either product, beyond which the interpreter would take seconds by small tiles."""
+"""Columns of either product beyond which the interpreter would take seconds by small tiles."""
 SINGLE = Tile(32, 64, 32, 16, 4, 2)
 """float32 products run on the plain cores, and unroll: large tiles would take minutes to build."""
 

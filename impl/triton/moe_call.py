@@ -25,7 +25,7 @@ from .units import in_units, strides, unit_of
 
 KERNEL = "kernelproof.impl.triton.kernels.moe"
 CHANNELS = 1024
-"""Of the output, added by one program."""
+"""Output channels that one program adds."""
 HALF = 2
 """Bytes of float16 and bfloat16."""
 
@@ -55,11 +55,11 @@ class Plan:
     """What the launches of one call share.
 
     Attributes:
-        inputs: of the call.
+        inputs: the inputs of the call.
         hidden, w13, w2: the matrices.
         first, second: tiles of the products.
         sorted: where each pair of a token and a slot is.
-        interpreted: on a CPU.
+        interpreted: whether Triton's interpreter runs the kernels, on a CPU.
     """
 
     inputs: MoEInputs

@@ -18,7 +18,8 @@ from .moe_sort import CHUNK, LEAST_CHUNK, LEAST_EXPERTS
 from .support import next_power_of_two
 
 DIVISORS = (16, 32, 64, 128)
-"""Of the sizes: alignment, and the columns of tiles, which a size that is a multiple fills."""
+"""Divisors of sizes that specialise a kernel: alignment, and the columns of tiles, which a size
+that is a multiple fills."""
 SLOTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 22)
 """Experts a token, as models and problems have them: adding their outputs is unrolled."""
 EXPERTS = (

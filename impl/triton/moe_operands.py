@@ -23,7 +23,7 @@ class Operand(NamedTuple):
         values: numbers, or codes: as bytes where Triton does not know them.
         scales: float32 [tokens, blocks] or [experts, rows or blocks of rows, blocks], some of
             them spread by a stride of 0; None for numbers.
-        format: of codes; empty for numbers.
+        format: the format of codes; empty for numbers.
         scaled: columns that a scale is for; 0: all.
     """
 

@@ -32,7 +32,7 @@ class CaseWriter:
 
     Attributes:
         folder: where the files go.
-        operation: of plain functions.
+        operation: the operation of plain functions.
         ledger: known findings are replayed from its own case files.
         flag: the option that named the folder.
         without_rules: support rules that are not asked in the run.
@@ -116,11 +116,11 @@ def case_of(
     """Return the content of a finding's case file.
 
     Args:
-        finding: with its smallest problem.
+        finding: the finding with its smallest problem.
         implementation: the name to load it by.
-        operation: of a plain function.
-        seed: of the run.
-        target: of the run.
+        operation: the operation of a plain function.
+        seed: the seed of the run.
+        target: the target of the run.
         without_rules: support rules that were not asked.
         soak: launches under the law of that name, which a replay makes too.
         sanitizer: tool of compute-sanitizer of the run; replays of its own findings use it too.
@@ -159,7 +159,7 @@ def replay_command(path: Path, named: Sequence[Path] | None = None) -> str:
     A case of the shipped corpus goes by its name, wherever Kernelproof is installed.
 
     Args:
-        path: of the case.
+        path: the path of the case.
         named: folders of ``--from``; those of this process if None.
     """
     shipped = path.resolve().parent == CORPUS.resolve()

@@ -39,7 +39,7 @@ class Cause:
 
     Attributes:
         members: the findings, in the order of their laws; stored cases come first.
-        kinds: of all their failing problems.
+        kinds: the kinds of all their failing problems.
         values: what the failing problems share, as a predicate of the ledger.
         failing: problems that fail.
         passing: problems that pass though they have these values.

@@ -26,9 +26,9 @@ class Case:
     Attributes:
         path: its file.
         law: its name.
-        problem: on which the law failed once.
+        problem: a problem on which the law failed once.
         reference: MODULE:NAME of its implementation; empty where that is not installed here.
-        operation: of a plain function.
+        operation: the operation of a plain function.
         without_rules: support rules that are not asked.
         soak: launches under the law of that name; the run's own number if 0.
         distrust: whether another process judges even where the run asks for none.
@@ -131,8 +131,9 @@ def open_corpus(
     """Read the cases that a run replays.
 
     Args:
-        ledger: of the run. What it keeps in quarantine, or what the shipped one does, is left out.
-        folder: of the corpus; the shipped one if None.
+        ledger: the ledger of the run. What it keeps in quarantine, or what the shipped one does, is
+            left out.
+        folder: the folder of the corpus; the shipped one if None.
         forget: leave out the cases of the shipped ledger's entries, so that all is found afresh.
         explore: take what is in quarantine too, as the nightly profile does.
 

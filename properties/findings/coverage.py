@@ -32,8 +32,8 @@ class Gap:
         code: ``law``: problems of a law; ``edge``: problems that cross a structural edge; ``axis``:
             problems with a value of a run-time axis; ``real``: problems with a value that ten
             families of models have.
-        name: of the law, the edge or the axis.
-        value: of the axis.
+        name: the name of the law, the edge or the axis.
+        value: the value of the axis.
         judged, floor: problems that were judged, and that are wanted.
         seconds: seconds of a worker that reaching the floor would take; None where nothing was
             judged, which leaves it unknown.

@@ -20,7 +20,7 @@ class Output:
 
     Attributes:
         flag: the option that names it, or its folder; empty where none does.
-        path: of the file.
+        path: the path of the file.
     """
 
     flag: str

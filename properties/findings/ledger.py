@@ -76,8 +76,8 @@ class Entry(Table, frozen=True):
             characters.
         laws: laws under which it fails, where the predicate says less than they do: those that make
             other problems of the given one. Any law if empty.
-        status: of the verdict.
-        kinds: of the verdict; any if empty.
+        status: the status of the verdict.
+        kinds: the kinds of the verdict; any if empty.
         where: predicate on the problem: field or property, and the value it has, a list of values,
             or a table with ``min`` or ``max``, within which one of several lengths is too, or with
             a length that a list of them ``has``. All must hold.

@@ -21,8 +21,8 @@ RELATIONS: Mapping[str, Callable[[AttentionProblem], bool]] = {
     "earlier_keys": _earlier_keys,
     "unequal_lengths": _unequal_lengths,
 }
-"""By name, whether some request with queries has keys from before them, and whether some has
-another number of keys than of queries."""
+"""Relations of lengths by name: whether some request with queries has keys from before them, and
+whether some has another number of keys than of queries."""
 
 
 def relation(problem: Problem, name: str) -> bool | None:

@@ -37,11 +37,12 @@ class Finding:
 
     Attributes:
         implementation, law: who broke what.
-        verdict: on ``problem``.
+        verdict: the verdict on ``problem``.
         problem: the smallest that was found.
         entry: id of the ledger entry that explains it, if one does.
         contradicts: id of the ledger entry that says that this case fails, where it passes.
-        seconds: that laws took of this implementation until the first confirmed failure.
+        seconds: the seconds that laws took of this implementation until the first confirmed
+            failure.
         attempts: problems judged while it was shrunk.
         deaths: number of them that cost a process; it is limited.
         replay: the command that reproduces it.
@@ -106,7 +107,7 @@ class Separated:
 
     Attributes:
         values: what a problem needs to fail for this cause, as a predicate of the ledger.
-        findings: on this cause, the most telling one first.
+        findings: the findings on this cause, the most telling one first.
         failing: problems that fail for this cause and for no other one.
         passing: problems that pass though they have the values.
         others: problems without the values that pass, or fail for other causes.
@@ -124,7 +125,8 @@ class Separation:
     """What experiments have made of an implementation's findings.
 
     Attributes:
-        causes: in the order of their findings; other findings are grouped by shared values.
+        causes: the causes in the order of their findings; other findings are grouped by shared
+            values.
         further: findings that the experiments themselves have made.
         unexplained: problems that fail for none of the causes, since the time was over.
     """
@@ -138,8 +140,8 @@ class ProblemVerdict(NamedTuple):
     """The latest verdict of a law on one problem.
 
     Attributes:
-        problem: that was judged.
-        status, kind: of the verdict; KNOWN where a ledger entry explains it.
+        problem: the problem that was judged.
+        status, kind: status and kind of the verdict; KNOWN where a ledger entry explains it.
         vacuous: whether the problem held nothing that the law compares.
     """
 
@@ -318,12 +320,12 @@ class CorpusReport:
 
     Attributes:
         replayed: how many.
-        of_ledger: of them, cases of ledger entries, which must still fail.
-        known: of the others, failures that the ledger explains.
-        unjudged: of them, refused here, or with nothing to judge.
+        of_ledger: number of the cases that belong to ledger entries, which must still fail.
+        known: number of the other cases whose failure the ledger explains.
+        unjudged: number of cases that were refused here, or had nothing to judge.
         left_out: cases that were not replayed: under a tool that makes all slow they have a tenth
             of the run.
-        seconds: that they took.
+        seconds: the seconds that they took.
     """
 
     replayed: int = 0

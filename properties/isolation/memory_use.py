@@ -31,13 +31,13 @@ class MemoryUse:
     """Memory of a process, in bytes, as noted when its last call began; 0 where not known.
 
     Attributes:
-        limit: of the process; 0 where there is none.
-        room: that the limit left to the call.
-        need: of the call's own tensors.
-        held: that was resident.
-        left: that its earlier requests had left in it when this one began, beside what the first
+        limit: the limit of the process; 0 where there is none.
+        room: the room that the limit left to the call.
+        need: the need of the call's own tensors.
+        held: memory that was resident.
+        left: memory that its earlier requests had kept when this one began, beside what the first
             one needs to start.
-        peak: that was resident at most, until the process's end.
+        peak: most memory that was resident, until the process's end.
     """
 
     limit: int = 0
@@ -63,8 +63,8 @@ class FailedAllocation:
     """An allocation that a process could not make, and said so before it ended.
 
     Attributes:
-        said: in its words.
-        size: in bytes; 0 where it does not name one.
+        said: the allocator's message in its own words.
+        size: size in bytes; 0 where the message names none.
     """
 
     said: str
@@ -88,7 +88,7 @@ def left_of(noted: object, limit: int) -> MemoryUse | None:
 
     Args:
         noted: a call's need and what earlier requests had left, in bytes.
-        limit: of the process, in bytes; 0 where there is none.
+        limit: the limit of the process, in bytes; 0 where there is none.
     """
     if not isinstance(noted, list) or [*map(type, noted)] != [int, int]:
         return None

@@ -80,7 +80,7 @@ def is_forceful(kind: str) -> bool:
     """Whether a verdict of this kind is a hang, or a crash that no code chose to raise.
 
     Args:
-        kind: of a HANG the stage; of a CRASH the exception, signal, exit code or sanitizer's tool.
+        kind: the stage of a HANG; the exception, signal, exit code or sanitizer's tool of a CRASH.
     """
     by_death = kind.startswith(("SIG", "signal ", "exit ")) or kind == CLOSED
     return by_death or kind in (DEVICE_FAULT, *STAGES, *TOOLS)

@@ -98,7 +98,7 @@ class WorkerProcess:
         self.left: tuple[str, ...] = ()
         """Command lines of processes that the code under test has left; known after ``end``."""
         self.tenants: set[object] = set()
-        """Whose code has run in it, see ``workers.TENANT``."""
+        """Owners of the code that has run in it, see ``workers.TENANT``."""
         self._busy = self._cut_off = False
         self._ready = False
         self._requests = 0
@@ -186,8 +186,8 @@ class WorkerProcess:
         """Send a request, which the process takes up after those before it.
 
         Args:
-            payload: of the request.
-            deadlines: of its stages.
+            payload: the payload of the request.
+            deadlines: the deadlines of its stages.
             link: an end of a connection that the handler is given, as the payload's ``link``.
         """
         linked = {} if link is None else {LINK: True}

@@ -294,7 +294,7 @@ class ForkServer:
     """A process whose forks are programs: what they import has been imported there (Linux).
 
     Args:
-        command: that runs `fork_server.main`; its options follow.
+        command: the command that runs `fork_server.main`; its options follow.
         preload: modules that it imports.
         options: those of `subprocess.Popen`.
     """

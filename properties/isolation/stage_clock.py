@@ -39,7 +39,7 @@ class StageClock:
 
         Args:
             process: its id; None while it is not known.
-            stage, started: as of ``Board.read``.
+            stage, started: the same as in ``Board.read``.
             limit: the deadline of the stage in seconds.
         """
         if process is None:

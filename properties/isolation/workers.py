@@ -87,9 +87,9 @@ class Worker:
         self._quick = False  # the last answer came soon
         self._note = ""
         self.owner = ""
-        """Whose code ran in the process last."""
+        """Owner of the code that ran in the process last."""
         self.owners: set[str] = set()
-        """Whose code has run in the worker's processes."""
+        """Owners of all code that has run in the worker's processes."""
 
     @property
     def busy(self) -> bool:
@@ -400,7 +400,7 @@ class WorkerPool:
         """Yield a worker for the calling thread only, waiting in line until one is free.
 
         Args:
-            owner: whose code is to run in it, for `left`.
+            owner: the owner whose code is to run in it, for `left`.
             patience: seconds to wait before that for a worker in which it has run.
         """
         turn = object()

@@ -344,11 +344,11 @@ class Move(NamedTuple):
 
     Attributes:
         verdict: whether the law holds of it, and NaN.
-        stuck: in a sentence, an element that moves too little; empty where there is none.
+        stuck: sentence on an element that moves too little; empty where there is none.
         same: every bit of the answer stays.
-        still: it does though the oracle's moves visibly.
-        wrong: of what is stuck, the verdict on the first answer, or else on the other one.
-        about: as JSON, the other problem, where its answer is wrong.
+        still: whether the answer does not move though the oracle's moves visibly.
+        wrong: the verdict on the first answer of what is stuck, or else on the other one.
+        about: the other problem as JSON, where its answer is wrong.
     """
 
     verdict: Verdict

@@ -26,7 +26,7 @@ RETYPED = "plan the batch in another dtype"
 MASKED = "plan the batch with a custom mask"
 PLANS = (PLANNED, OTHER, REPAGED, LONGER, RETYPED, MASKED)
 MORE_KEYS = 5
-"""By which longer requests are longer: another page, where pages are small."""
+"""Keys that longer requests have more: another page, where pages are small."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Batch:
     Attributes:
         problem: the call.
         room: the same with a key more a request where keys have pages: values and pages are its.
-        pages: of the cache; more than the batch needs.
+        pages: the pages of the cache; more than the batch needs.
     """
 
     problem: AttentionProblem

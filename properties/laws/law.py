@@ -11,7 +11,7 @@ from ..verdicts.verdict import Verdict
 
 Values = tuple[Any, ...]
 Choice = Mapping[str, Callable[[Values], Values]]
-"""By axis, a function of its values that leaves those of which a law has something to judge."""
+"""Functions by axis that filter its values down to those on which a law can judge."""
 
 
 @dataclass(frozen=True)

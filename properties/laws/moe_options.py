@@ -123,7 +123,7 @@ class Moved(NamedTuple):
     """What another call does to an answer.
 
     Attributes:
-        stuck: in a sentence, an element that moves too little; empty where there is none.
+        stuck: sentence on an element that moves too little; empty where there is none.
         still: every bit of the answer stays, though the oracle's moves visibly.
         wrong: the verdict on the first answer, or else on the other one.
     """

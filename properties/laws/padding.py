@@ -172,7 +172,7 @@ CONTAINED: dict[str, Callable[[Subject, Any], Verdict]] = {
     **dict.fromkeys(MOE, _experts_contained),
     **dict.fromkeys(BATCHED, _rows_contained),
 }
-"""How ``row_containment`` is checked of each operation."""
+"""Checks of ``row_containment`` by operation."""
 
 
 def _what(seed: int) -> str:

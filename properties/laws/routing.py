@@ -24,7 +24,7 @@ SHIFTS = (-64.0, 64.0, -96.0)
 """Added to logits that are multiples of 1/2 below 16: sums that bfloat16 holds exactly."""
 GRID, MOST = 0.5, 15.5
 RAISED = 8.0
-"""By so much the last expert of a token is raised: no rounding is as large."""
+"""Amount by which the last expert of a token is raised: no rounding is as large."""
 BIAS_SHIFT = -4.0
 BIAS_GRID = {"float32": 64, "bfloat16": 16}
 """Parts of 1 that a bias is rounded to, so that the shift adds exactly: it stays below 8."""

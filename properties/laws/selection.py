@@ -23,7 +23,7 @@ class Part(NamedTuple):
 
     Attributes:
         request: which one.
-        queries: of its query rows.
+        queries: the queries of its query rows.
         keys: ranges of its keys, one after the other; where the cache is paged, each starts at a
             page, and all but the last end at one.
     """

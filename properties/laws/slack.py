@@ -31,7 +31,7 @@ PARITY: dict[str, Callable[[Subject, Any], Verdict]] = {
     **dict.fromkeys(METADATA, metadata.parity),
     **dict.fromkeys(CONTEXT_PARALLEL, context_parallel.parity),
 }
-"""How answers of each operation are compared with the oracle's."""
+"""Comparisons of answers with the oracle's, by operation."""
 
 
 def slack_rows(subject: Subject, problem: Any) -> Verdict:  # noqa: ANN401  of the operations

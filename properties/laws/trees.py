@@ -24,7 +24,7 @@ from .law import ATTENTION, Law, chosen
 from .selection import Part, described, select
 
 Orders = Sequence[Sequence[int]]
-"""Of each request, its query tokens' rows in their new order."""
+"""Rows of each request's query tokens in their new order."""
 
 
 def tree_paths(subject: Subject, problem: AttentionProblem) -> Verdict:

@@ -17,11 +17,11 @@ class SeededBug:
     """An implementation with exactly one fault, or an honest one that no law may accuse.
 
     Attributes:
-        name: of the implementation.
+        name: the name of the implementation.
         reference: MODULE:NAME.
-        operation: that it implements.
+        operation: the operation that it implements.
         description: what it does wrong, in one sentence.
-        law: that it was written for; others may kill it too.
+        law: the law that it was written for; others may kill it too.
         model: the public report that it is modelled on, where there is one.
         control: a bug that gives a wrong answer, such a one of our own Triton kernels (``tile``), a
             hang, a crash, or an honest control.

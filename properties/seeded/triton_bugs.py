@@ -35,7 +35,7 @@ def _bug(
     """Enter a bug into the list.
 
     Args:
-        name: of the implementation, with dashes; this module has it with underscores.
+        name: the name of the implementation, with dashes; this module has it with underscores.
         launcher: the module whose ``KERNEL`` names the module of the kernel.
         honest: the implementation that launches the kernel.
         before: text that occurs once in the kernel's source.

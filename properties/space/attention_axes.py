@@ -50,7 +50,8 @@ HEAD_DIMS: tuple[tuple[int, ...], ...] = (
 channels (``values_in_keys``), all of them where both numbers are the same: for that many query
 heads with the scale of DeepSeek's layers, or for any number of heads where it is 0."""
 DEEPSEEK_SCALE = 192**-0.5
-"""Of 128 + 64 channels, as before the projections were absorbed; CUTLASS knows no other."""
+"""Softmax scale for 128 + 64 channels, as before the projections were absorbed; CUTLASS knows no
+other."""
 PAIR = 2
 CACHES = tuple((name, q_dtype) for name in KV_CACHES for q_dtype in query_dtypes(name))
 """Formats of the cache, each with the dtypes of queries that may meet it."""

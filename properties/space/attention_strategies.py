@@ -44,7 +44,8 @@ MOST_DEARER = 40
 KEYS_TO_AFFORD = (4, 4, 300)
 """Keys that a request must be able to have: any heads will do for the first, few for the last."""
 MUCH_WORK, MORE_KEYS_TO_AFFORD = 10_000_000, (4, 300, 600)
-"""From so much work of a problem on, as on a GPU, and the keys then."""
+"""Work in multiply-adds from which on requests must be able to have these numbers of keys (a GPU's
+profiles)."""
 LENGTH_EDGES = (1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257,
                 511, 512, 513, 1024, 1025, 2048, 4096, 8192, 16384)  # fmt: skip
 MOST_KEYS = 2**12
@@ -67,8 +68,8 @@ EACH_ITS_OWN = 3
 MOST_SURPLUS = 5
 """Query tokens more than keys, at most."""
 SHORT, LONG = 32, 256
-"""Of a larger cap than the first, its upper half is drawn besides, of a large one all beyond the
-second."""
+"""Caps on keys: if the cap exceeds SHORT, its upper half is also drawn from; if it exceeds LONG,
+also everything from LONG to the cap."""
 MORE_HEADS, LESS_WORK = 32, 4
 """Query heads beyond which a batch has only a part of the work: each row of each head has its costs
 besides, which are most of a call where channels are few."""
@@ -243,7 +244,7 @@ def long_axes(axes: Axes, tile: int, split: int, *, slow: bool = True) -> Axes |
     """Return the axes of one long request on few heads; None where other problems are long enough.
 
     Args:
-        axes: of its other problems.
+        axes: the axes of its other problems.
         tile: keys of one iteration, 0 if unknown.
         split: keys of the shortest part of a request, 0 if there are none.
         slow: whether the implementation counts as slow: it is given some in any case.

@@ -119,7 +119,7 @@ def narrow(
     """Learn which values an implementation supports, by asking; None if nothing at all.
 
     Args:
-        operation: of its problems.
+        operation: the operation of its problems.
         probe: asks it.
         max_work: see ``Axes``.
         axes: values that may be drawn, simplest first; all of the operation's if None.

@@ -25,7 +25,7 @@ class Axes:
     """What may be drawn for one operation.
 
     Attributes:
-        operation: of the problems.
+        operation: the operation of the problems.
         values: allowed values by axis, simplest first.
         max_work: most work of one problem, see ``AttentionProblem.work``.
         refused: axis and value of what narrowing removed, with the implementation's reason.

@@ -32,7 +32,7 @@ class Drawers:
     """Draws problems in other processes.
 
     Args:
-        processes: that draw; with 0 of them the caller does.
+        processes: the processes that draw; with 0 of them the caller does.
     """
 
     def __init__(self, processes: int) -> None:

@@ -25,7 +25,7 @@ TILE_ROWS = 16
 BEYOND_TILES = (17, 33, 65, 129)
 """Tokens beyond the usual tiles of an expert's rows."""
 SLOW_TILES = 2
-"""How many of these are drawn where calls are slow."""
+"""Number of tile edges drawn where calls are slow."""
 MANY_EXPERTS = 128
 """Experts beyond which some problems have more."""
 MANY_SLOTS = 8
@@ -40,8 +40,8 @@ Triton's interpreter a second."""
 WEIGHTS = 4
 """What making and widening an expert's weights costs, in multiplications of a token by it."""
 RARELY, SELDOM, OFTEN = 16, 8, 4
-"""Of this number of problems one is beyond the work: where only many experts are, where calls are
-slow, and where even few experts are."""
+"""One problem in this number is beyond the work: where only many experts are, where calls are slow,
+and where even few experts are."""
 MOST_FIXED = 129
 """Most tokens of a problem that is the same in each run, apart from the longest."""
 LONG_TOKENS = 4096

@@ -68,7 +68,7 @@ def with_lengths(
     """Return a problem whose requests have the given lengths, as many of them as the work affords.
 
     Args:
-        problem: whose lengths say which requests are decodes, chunks and prefills.
+        problem: the problem whose lengths say which requests are decodes, chunks and prefills.
         lengths: given ones, by field.
         max_work: most work of the batch besides its first request; 0 for any.
         all_new: each request has as many queries as keys, where these are not given.

@@ -44,7 +44,7 @@ class Module:
 
     Attributes:
         key: what ``Implementation.module_of`` gives for its problems.
-        values: by axis, the values that lead to it; the other axes are free.
+        values: the values by axis that lead to it; the other axes are free.
         first: its simplest problem.
         library: what is compiled for it, by a name that all implementations have in common.
         exists: whether that was compiled before, on this machine or by whoever packaged it.

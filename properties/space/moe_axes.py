@@ -30,7 +30,8 @@ from .real_values import layer_axis, layers_of
 
 NUM_TOKENS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256,
               257, 511, 512, 1024, 4096, 4097, 8192, 16411, 0)  # fmt: skip
-"""At and beside the edges of usual tiles. No token at all comes last: others say more."""
+"""Numbers of tokens at and beside the edges of usual tiles. Zero comes last: other numbers show
+more."""
 SIZES = (
     (16, 16),
     (32, 32),

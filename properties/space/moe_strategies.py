@@ -54,7 +54,7 @@ WITHOUT_RULES = SimpleNamespace(**{name: ROUTE_AXES[name][0] for name in ROUTE_R
 OPERANDS = (8, 40, 200)
 """Experts' weights, each as dear as four tokens, and tokens that a problem must have work for."""
 MOST_PADDING = 4
-"""How many times larger padding makes a problem whose smallest size is beyond the work."""
+"""Largest factor by which padding makes a problem larger whose smallest size is beyond the work."""
 IDS_OF_A_BYTE, FEW_TOKENS = 256, 4
 """A quarter of the problems of routing has more experts than the first, and all may have as many
 tokens as the second, whatever calls cost."""

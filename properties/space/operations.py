@@ -115,7 +115,7 @@ class Real:
 
     Attributes:
         many: values that many families have, with the share of problems that has each.
-        values: of each row that may be drawn, by axis.
+        values: the values of each row that may be drawn, by axis.
     """
 
     many: Callable[[Axes], Mapping[tuple[str, str], float]]
@@ -130,7 +130,7 @@ class Space:
         axes: values by axis, simplest first; empty where problems are drawn whole.
         example: the simplest problem with one value of each axis.
         strategy: Hypothesis's, for what may be drawn.
-        size: of a problem, in words.
+        size: the size of a problem, in words.
         simplify: a simpler problem that still fails, see ``simplify.simplify``.
         on_fewer_pages: the same problem on fewer pages, where it has any.
         regimes: value regimes that one drawn structure may be tried with.
@@ -235,7 +235,7 @@ def simplify(problem: Problem, axes: Axes, fails: Fails, cheap: Cheap) -> Proble
     """Return a simple problem that still fails, after few failures.
 
     Args:
-        problem: that fails.
+        problem: the problem that fails.
         axes: what may be asked for.
         fails: judges a problem.
         cheap: tells whether a problem that passes has cost little so far.

@@ -15,11 +15,11 @@ class Profile:
     """A depth of search.
 
     Attributes:
-        name: of the profile.
+        name: the name of the profile.
         problems: problems judged for a law of weight 1 on a fast implementation.
         max_work: most work of one problem on a fast implementation, see ``AttentionProblem.work``.
-        shrink_seconds: after this long, the smallest counterexample so far is taken.
-        seconds: after this long on one implementation, laws end early, and say so.
+        shrink_seconds: seconds after which the smallest counterexample so far is taken.
+        seconds: seconds on one implementation after which laws end early, and report it.
         soak: launches of one problem under the law of that name.
         modules: most modules that are built of an implementation whose modules take long.
         build_minutes: most minutes of one processor core for them, but one module at least.
@@ -46,7 +46,7 @@ class Profile:
         """Count the modules to build of an implementation, at most.
 
         Args:
-            minutes: of one core that one of them takes.
+            minutes: the minutes of one core that one of them takes.
             together: all implementations share the time of a run, which limits them besides.
         """
         if together and minutes >= CHEAP_MINUTES:
@@ -99,7 +99,7 @@ class Cost:
     """What an implementation's calls cost, in coarse classes, so that runs stay reproducible.
 
     Attributes:
-        name: of the class.
+        name: the name of the class.
         problems: share of the profile's problems that it gets.
         max_work: most work of one of them.
         max_heads: most query heads of one of them, each request's counted; 0 for any number.

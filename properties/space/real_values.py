@@ -89,12 +89,12 @@ class Real:
     """What one call of attention has in some models.
 
     Attributes:
-        fields: of a problem, all but the number of key-value heads.
+        fields: the fields of a problem, all but the number of key-value heads.
         kv_heads: numbers of them that ranks have, ascending.
         groups: numbers of query heads that a rank has of one key-value head, ascending; one unless
             ranks share a single key-value head.
         page_size: keys a page, 0 if it is an engine's choice.
-        families: that have it.
+        families: the families that have it.
     """
 
     fields: Mapping[str, Any]
@@ -220,10 +220,10 @@ class Layer:
     """What one call of routing, or of experts, has in some models.
 
     Attributes:
-        fields: of a problem.
+        fields: the fields of a problem.
         options: fields that a problem has besides where an implementation supports them.
         sizes: hidden and inter; (0, 0) of a router.
-        families: that have it.
+        families: the families that have it.
     """
 
     fields: Mapping[str, Any]

@@ -17,9 +17,9 @@ from .profiles import Profile
 from .strategies import problems, variations
 
 EXAMPLES_A_ROUND = 9
-"""In a longer run Hypothesis draws small examples for a tenth of it, and after ten valid ones it
-copies parts of each new example over others of it, five times: few of them would be unlike the
-rest. The first example of each round is the simplest one."""
+"""Examples in one round of Hypothesis. In a longer run it draws small examples for a tenth of it,
+and after ten valid ones it copies parts of each new example over others of it, five times: few of
+them would be unlike the rest. The first example of each round is the simplest one."""
 MOST_KEPT = 1000
 """Examples of other runs that a search tries before it draws its own."""
 PATIENCE = 10
@@ -52,7 +52,7 @@ def draw_problems(axes: Axes, profile: Profile, seed: int, most: int) -> list[Pr
 
     Args:
         axes: what may be drawn.
-        profile: of the search.
+        profile: the profile of the search.
         seed: the same one gives the same problems, and with fewer of them the first ones.
         most: how many; fewer come where there are no more.
     """
@@ -83,11 +83,12 @@ def draw_round(
 
     Args:
         axes: what may be drawn.
-        profile: of the search.
+        profile: the profile of the search.
         seed: the same one gives the same problems, as long as the same ones are counterexamples.
-        look: is shown each problem, and may raise ``Counterexample`` or ``Enough``.
-        phases: of Hypothesis.
-        database: of examples that failed before.
+        look: function that is called with each problem; it may raise ``Counterexample`` or
+            ``Enough``.
+        phases: the phases of Hypothesis.
+        database: the database of examples that failed before.
         most: examples of the round.
 
     Returns:

@@ -10,7 +10,7 @@ from .simplifying import FEW_PAGES
 
 COST_REQUESTS = 8
 COST_ROWS, COST_KEYS = 8, 64
-"""How many times more rows, or keys a request, the second call has that is timed."""
+"""Factors by which the second call that is timed has more rows, and more keys a request."""
 OfTokens = TypeVar("OfTokens", MergeProblem, MoEProblem, RouteProblem)
 
 

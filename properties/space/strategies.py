@@ -20,7 +20,7 @@ def problems(axes: Axes | None = None, *, operation: str = "paged_attention",
 
     Args:
         axes: what may be drawn; everything of ``operation`` with at most ``max_work`` if None.
-        operation: of the problems, where no axes are given.
+        operation: the operation of the problems, where no axes are given.
         max_work: see ``axes``.
     """
     if axes is None:

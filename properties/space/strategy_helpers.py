@@ -49,7 +49,7 @@ def features(
     Args:
         draw: Hypothesis's.
         axes: what may be drawn.
-        names: of the axes.
+        names: the names of the axes.
         off: a problem, or whatever has their values where they are off as attributes.
         most: how many are on at a time, besides those that are never off; half as many on average.
     """

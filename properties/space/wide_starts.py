@@ -107,7 +107,7 @@ def wide_start(
     """Return a supported combination of values; None where none of many is.
 
     Args:
-        operation: of its problems.
+        operation: the operation of its problems.
         axes: values that may be drawn, simplest first.
         probe: asks about problems.
         example: returns the simplest problem with some values.

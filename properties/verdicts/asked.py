@@ -25,8 +25,8 @@ class Asked(NamedTuple):
     """A call.
 
     Attributes:
-        number: of the call, from 1.
-        problem: that was asked.
+        number: the number of the call, from 1.
+        problem: the problem that was asked.
         given: what its inputs were, by field: numbers as they are, tensors by dtype and shape.
     """
 
@@ -62,14 +62,14 @@ class Calls:
 
 
 CALLS = Calls()
-"""Of this process, which judges one problem at a time."""
+"""The calls of this process, which judges one problem at a time."""
 
 
 def with_calls(verdict: Verdict, given: Problem) -> Verdict:
     """Return a finding that shows the calls that it compares, where they differ from the problem.
 
     Args:
-        verdict: of a law.
+        verdict: the verdict of a law.
         given: the problem that the law was given.
     """
     if not verdict.bad:

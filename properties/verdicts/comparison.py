@@ -53,8 +53,8 @@ def unusable(name: str, tensor: torch.Tensor, device: str) -> Verdict | None:
     """Return a FAIL for a tensor whose elements cannot be compared; None for any other.
 
     Args:
-        name: of the tensor, for the message.
-        tensor: that an implementation gave.
+        name: the name of the tensor, for the message.
+        tensor: the tensor that an implementation gave.
         device: type of the device that its inputs are on.
     """
     # A subclass may answer every question as it likes.

@@ -15,7 +15,7 @@ def error_map(name: str, ratio: torch.Tensor) -> dict[str, Any] | None:
     """Return the worst error over its bound by the first two axes, tokens and heads of ``out``.
 
     Args:
-        name: of the tensor.
+        name: the name of the tensor.
         ratio: error over bound of each element, infinite where no number is right.
 
     Returns:

@@ -58,7 +58,7 @@ def call_begins(tensors: Iterable[torch.Tensor]) -> int:
     """Return the bytes that RLIMIT_DATA counts, and write down what a call has; 0: nobody counts.
 
     Args:
-        tensors: of the call; none before any.
+        tensors: the tensors of the call; none before any.
     """
     held, data = _resident_and_data()
     if _Notes.note is not None:
@@ -90,7 +90,7 @@ def too_small(what: str, limit: int | None = None) -> Refusal:
 
     Args:
         what: says what did not fit.
-        limit: of the worker in bytes, by default this process's.
+        limit: the limit of the worker in bytes, by default this process's.
     """
     limit = limit or limit_bytes()
     size = "the machine" if limit is None else f"a worker's {limit / 2**30:.3g} GiB"
@@ -113,8 +113,8 @@ def refusal_of(
     """Return why a call that found no memory is not to blame; None where it asked for too much.
 
     Args:
-        error: that it raised.
-        tensors: of the call.
+        error: the error that it raised.
+        tensors: the tensors of the call.
         before: ``call_begins`` of it.
     """
     limit = limit_bytes()

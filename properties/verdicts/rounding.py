@@ -37,11 +37,11 @@ def with_rounding(
     """Return a numeric FAIL whose message names ``arithmetic=`` where its error may be a rounding.
 
     Args:
-        verdict: on the result; any other than a numeric FAIL is returned as it is.
-        inputs: of the call.
-        result: of the call.
+        verdict: the verdict on the result; any other than a numeric FAIL is returned as it is.
+        inputs: the inputs of the call.
+        result: the result of the call.
         bounded: what the oracle expects.
-        arithmetic: that the implementation declares.
+        arithmetic: the arithmetic that the implementation declares.
     """
     if verdict.kind != "numeric" or not looks_rounded(inputs, result[0], bounded):
         return verdict

@@ -126,8 +126,8 @@ def agree_routes(
     they are right is another law's question.
 
     Args:
-        implementation: that gave both.
-        inputs, other: of the first, and of the second if they are not the same.
+        implementation: the implementation that gave both.
+        inputs, other: the inputs of the first route, and of the second if they are not the same.
         first, second: (topk_weights, topk_ids).
     """
     compared = compare(implementation, inputs, first)

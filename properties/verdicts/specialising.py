@@ -51,8 +51,8 @@ class Call:
     """A call under test, and what it compiles.
 
     Attributes:
-        stages: of the worker.
-        seconds: in which it compiled, tuned or imported.
+        stages: the stages of the worker.
+        seconds: the seconds in which it compiled, tuned or imported.
     """
 
     stages: Stages

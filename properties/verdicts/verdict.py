@@ -34,30 +34,30 @@ class Verdict:
 
     Attributes:
         status: see the design's vocabulary.
-        kind: of a FAIL one of ``FAIL_KINDS``; of a CRASH the exception, signal or exit code; of
-            UNSUPPORTED the code of the ``Refusal``.
+        kind: one of ``FAIL_KINDS`` for a FAIL; the exception, signal or exit code of a CRASH; the
+            code of the ``Refusal`` of an UNSUPPORTED.
         message: one or a few sentences with the evidence.
         ratio: the worst error over its bound, where a law measured one.
         vacuous: the law had nothing to judge on this problem, so it does not count as judged.
         seconds: time spent inside the implementation, compiling apart.
-        calls: of the implementation in that time.
+        calls: number of calls of the implementation in that time.
         waited: seconds that a problem waited for memory of the GPU that others use.
         trace: stack or stderr, where a process died or an exception came.
-        about: as JSON, the problem that the law made of the given one, where that is the one on
-            which the implementation is wrong.
-        element: of a FAIL, one element that is wrong, as text: ``where`` it stands, what was
-            ``got`` and what ``expected``, and its ``bound``, ``EXACTLY`` where every bit counts.
-        error_map: of a FAIL that compared elements, the worst error over its bound by token and
-            head, see ``error_map``; infinite for NaN, and where every bit counts.
-        worst: of a FAIL, up to ten wrong elements, the worst first: the same four as text, and
+        about: the problem, as JSON, that the law made of the given one, where the implementation is
+            wrong on that one.
+        element: one wrong element of a FAIL, as text: ``where`` it stands, what was ``got`` and
+            what ``expected``, and its ``bound``, ``EXACTLY`` where every bit counts.
+        error_map: the worst error over its bound by token and head of a FAIL that compared
+            elements, see ``error_map``; infinite for NaN, and where every bit counts.
+        worst: up to ten wrong elements of a FAIL, the worst first: the same four as text, and
             ``at``, the element's place by axis (request, token, head, page, channel).
-        ignored: of a FAIL of kind insensitive, the options that the answer shows to be ignored: it
-            stays the same, and is right where they are off.
-        compared: of a finding of calls that are not the given problem's, those that were compared:
-            their number, their ``problem`` as JSON, and their ``changes`` in words.
-        at_call: of a FAIL, how many calls there were when it was found.
+        ignored: the options that a FAIL of kind insensitive shows to be ignored: the answer stays
+            the same, and is right where they are off.
+        compared: the calls that a finding compared, where they are not the given problem's: their
+            number, their ``problem`` as JSON, and their ``changes`` in words.
+        at_call: number of calls made when a FAIL was found.
         interpreted: Triton's interpreter ran kernels of it, on a CPU.
-        printed: of a finding, the end of what its process printed in that case.
+        printed: the end of what the process of a finding printed in that case.
     """
 
     status: Status

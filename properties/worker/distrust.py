@@ -52,8 +52,8 @@ class Server:
 
     Args:
         subject: the implementation.
-        link: to that process, which is believed.
-        stages: of this process.
+        link: the connection to that process, whose answers are trusted.
+        stages: the stages of this process.
         attributed: what errors of the suite count as the implementation's in.
     """
 

@@ -42,7 +42,7 @@ def in_fork(task: Task, payload: Mapping[str, Any], stages: Stages) -> dict[str,
     Args:
         task: what is done.
         payload: its argument; ``limits`` are the seconds of the stages that have a deadline.
-        stages: of this process, which stands still meanwhile.
+        stages: the stages of this process, which stands still meanwhile.
 
     Returns:
         The result; where the fork was killed or died, fields of an ``Outcome`` as ``ended``.

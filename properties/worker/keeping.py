@@ -42,14 +42,14 @@ class Kept:
 
     Attributes:
         number: which of the law's calls it was, from 1.
-        operation: that was called.
+        operation: the operation that was called.
         session: whether a session ran it, which had planned before.
         writes_out: whether the answer is written into ``inputs.out`` and ``inputs.lse``.
         record: the inputs as a tree: tensors by name, numbers and texts, records by field.
         inputs: the tensors that ``record`` names.
         expected: the oracle's answer by tensor.
         bound: how far each element may be from it; a tensor without a bound is compared exactly.
-        problem: that was asked, which a law may have made of another one.
+        problem: the problem that was asked, which a law may have made of another one.
         result: what the kernel answered; None where it did not return.
         wrong: whether ``result`` is outside of the bound.
     """

@@ -94,9 +94,9 @@ class Parcel(NamedTuple):
     """A record that travels.
 
     Attributes:
-        record: it, pickled without the bytes of its tensors.
-        memory: of it and of all earlier records that are still in use, by number, as bytes on its
-            device.
+        record: the object, pickled without the bytes of its tensors.
+        memory: bytes, on its device, of this record's memory and of that of all earlier records
+            still in use, by number.
         new: what of that the other side does not have so, on the host.
         gone: numbers of memory that is no longer in use.
     """
@@ -183,9 +183,10 @@ def unpack(record: bytes, memory: Mapping[int, torch.Tensor], tensors: Tensors) 
     """Return the record that ``Packer.pack`` has packed, in this memory.
 
     Args:
-        record: of ``Parcel``.
-        memory: by number.
-        tensors: of earlier records: the same tensor is the same object again. It is added to.
+        record: the record of ``Parcel``.
+        memory: the shared memory blocks by number.
+        tensors: the tensors of earlier records: the same tensor is the same object again. It is
+            added to.
     """
     return _Unpickler(io.BytesIO(record), memory, tensors).load()
 
@@ -224,7 +225,7 @@ def encode(
     """Return what a call gave as JSON, and the tensors that it names, on the host.
 
     Args:
-        value: of any type; only what laws read of it is kept.
+        value: an object of any type; only what laws read of it is kept.
         device: type of the device of the call's inputs.
         memory: numbers of the inputs' memory by its address: a tensor in it is named by its place.
     """
@@ -275,10 +276,10 @@ def decode(
     """Return the result that ``encode`` has encoded, if it is one; any exception where it is not.
 
     Args:
-        told: by a process that may lie.
-        link: on which its tensors follow.
+        told: the message of a process that may lie.
+        link: the connection on which its tensors follow.
         device: type of the device that they are put on.
-        memory: of the call's inputs, by its number.
+        memory: the memory of the call's inputs, by its number.
     """
     left = MOST_BYTES  # a tensor in little memory may have many elements, too
 

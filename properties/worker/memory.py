@@ -47,7 +47,7 @@ def written(workspaces: Sequence[torch.Tensor], call: Callable[[], object]) -> i
     """Return how many bytes of workspaces a call needs: up to the last that it writes, of all.
 
     Args:
-        workspaces: that may hold anything before the call.
+        workspaces: the workspaces that may hold anything before the call.
         call: waits for the device where that matters.
     """
     views = [each.view(torch.uint8).view(-1) for each in workspaces]

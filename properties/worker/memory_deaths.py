@@ -30,8 +30,8 @@ def of_earlier_calls(outcome: Outcome, verdict: Verdict) -> Verdict | None:
     process without a limit, on a GPU, holds more with each module that it loads, and is not judged.
 
     Args:
-        outcome: of that process.
-        verdict: on it.
+        outcome: the outcome of that process.
+        verdict: the verdict on the problem.
     """
     use = outcome.memory
     if use is None or not use.limit or not too_much(use.left - KEPT_BYTES, use.need):

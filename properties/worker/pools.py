@@ -32,7 +32,8 @@ def open_pool(
         standby: keep one more ready once one has ended; a few questions need none.
         environment: further variables for them.
         handler: what they call for each request, ``"module:function"``.
-        tool: of compute-sanitizer that they run under, one of ``sanitizer.TOOLS``; none if empty.
+        tool: the tool of compute-sanitizer that they run under, one of ``sanitizer.TOOLS``; none if
+            empty.
         sys_path: where they find modules; as this process does if None.
         executable: their interpreter, this process's unless there is another, with a ``sys_path``.
 

@@ -82,7 +82,7 @@ def answer(subject: Recorder, payload: Mapping[str, Any]) -> dict[str, Any]:
     """Judge a problem by the first law of its operation, and keep or compare what was given.
 
     Args:
-        subject: that is judged.
+        subject: the subject that is judged.
         payload: ``problem``; ``keep``, the path of a file for the result's tensors; ``compare``,
             that of another side's.
 

@@ -40,12 +40,12 @@ class Address:
 
     Attributes:
         reference: MODULE:NAME.
-        operation: of a plain function.
+        operation: the operation of a plain function.
         device: ``"cpu"`` or ``"cuda"``.
         modules: keys of the modules that are built: problems of others are refused; all are
             allowed if there is none.
         without_rules: ids of support rules that are not asked, or ``EVERY_RULE``.
-        tool: of compute-sanitizer that the worker runs under; none if empty.
+        tool: the tool of compute-sanitizer that the worker runs under; none if empty.
         environment: further variables for workers that are started for it.
         soak: launches of one problem under the law of that name; the law's own number if 0.
         distrust: whether a process in which the implementation is not loaded judges.
@@ -186,9 +186,9 @@ def verdict_of(outcome: Outcome, tool: str = "") -> Verdict:
     """Turn what became of a request into a verdict.
 
     Args:
-        outcome: of the request.
-        tool: of compute-sanitizer that the worker runs under: an error that it reports is a CRASH
-            of that kind.
+        outcome: the outcome of the request.
+        tool: the tool of compute-sanitizer that the worker runs under: an error that it reports is
+            a CRASH of that kind.
 
     Raises:
         HarnessError: the suite itself failed.

@@ -46,7 +46,7 @@ from .link import Link
 from .room import judged_with_room
 
 HANDLER = "kernelproof.properties.worker.tasks:handle"
-"""How the worker finds this module."""
+"""The address by which the worker finds this module's handler."""
 
 ERRORS_LEFT = 3
 COST_CALLS = 5

@@ -37,14 +37,14 @@ def append_paged_kv(
     Args:
         k: [tokens, kv_heads, head_dim_qk], the new keys of all requests, by ``qo_indptr``.
         v: [tokens, kv_heads, head_dim_vo].
-        k_cache, v_cache: as in ``paged_attention``; k / k_scale and v / v_scale are rounded to
-            what they hold, once. FP8 saturates (vLLM's ``reshape_and_cache_flash``).
+        k_cache, v_cache: the same as in ``paged_attention``; k / k_scale and v / v_scale are
+            rounded to what they hold, once. FP8 saturates (vLLM's ``reshape_and_cache_flash``).
         metadata: the batch after the append: ``seq_lens`` count the new tokens.
         kv_layout: ``"NHD"`` or ``"HND"``.
         in_place: write into the given caches; otherwise into copies of them.
         k_scale, v_scale: float or [kv_heads], with which ``paged_attention`` will multiply.
-        kv_format: as in ``paged_attention``; caches with scales of blocks, or of tokens and heads,
-            have a function of their own, ``append_paged_scaled``.
+        kv_format: the same as in ``paged_attention``; caches with scales of blocks, or of tokens
+            and heads, have a function of their own, ``append_paged_scaled``.
 
     Returns:
         (k_cache, v_cache), the given ones if ``in_place``.
@@ -100,13 +100,13 @@ def append_paged_scaled(
     of ``kv_cache_sf`` (lmdeploy's ``fill_kv_cache``).
 
     Args:
-        k, v, metadata, in_place: as in ``append_paged_kv``; of nvfp4, head dims are multiples of
-            16.
+        k, v, metadata, in_place: the same as in ``append_paged_kv``; of nvfp4, head dims are
+            multiples of 16.
         paged_kv_cache: codes of K and V, as in ``paged_attention``.
         kv_cache_sf: their scales, as in ``paged_attention``: [..., head_dim / 16] float8_e4m3fn of
             blocks, V's in the layout that ``kv_format`` says, [..., 1] float32 of tokens, or
             [..., 2] in float16, bfloat16 or float32 of scales and zero points.
-        kv_format: of the cache.
+        kv_format: format of the cache.
         k_scale, v_scale: further scales, with which ``paged_attention`` will multiply.
 
     Returns:

@@ -42,7 +42,8 @@ def append_error_bound(
     smallest normal number loses half of the smallest one, times the number over the scale.
 
     Args:
-        k, v, paged_kv_cache, kv_cache_sf, metadata, kv_format: as in ``append_paged_scaled``.
+        k, v, paged_kv_cache, kv_cache_sf, metadata, kv_format: the same as in
+            ``append_paged_scaled``.
 
     Returns:
         (expected, bound), each (k_cache, v_cache, k_scales, v_scales) in float64, of the caches'

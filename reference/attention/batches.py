@@ -68,7 +68,7 @@ class Call:
             one key.
         k_scales, v_scales: block scales, laid out as k and v; None where there are none.
         kv_format: how codes are decoded; None: k and v are numbers.
-        kv_layout, page_size: of k and v.
+        kv_layout, page_size: layout and page size of k and v.
         requests: those that have queries.
     """
 

@@ -30,7 +30,7 @@ class Values(NamedTuple):
 
     Attributes:
         head_dim: channels.
-        dtype: to which ``Arithmetic(probabilities="inputs")`` rounds the probabilities.
+        dtype: the dtype to which ``Arithmetic(probabilities="inputs")`` rounds the probabilities.
     """
 
     head_dim: int
@@ -158,7 +158,7 @@ def ragged_attention_error_bound(
     """Bound how far an honest kernel may be from ``ragged_attention``; see attention_error_bound.
 
     Args:
-        q, k, v, qo_indptr, kv_indptr, and the options: as in ``ragged_attention``.
+        q, k, v, qo_indptr, kv_indptr, and the options: the same as in ``ragged_attention``.
         arithmetic: what the kernel rounds where; float32 throughout if None.
         out_dtype: dtype of the kernel's output; if None, q's, or float8_e4m3fn where there is an
             ``output_scale``.

@@ -26,8 +26,9 @@ def slice_context_parallel(
     """Return the metadata of the keys that one rank of a context-parallel group holds.
 
     Args:
-        metadata: of the whole batch, in virtual pages of ``world`` times as many keys as a rank's.
-        rank: of the group, from 0.
+        metadata: the metadata of the whole batch, in virtual pages of ``world`` times as many keys
+            as a rank's.
+        rank: the rank of the group, from 0.
         world: ranks of the group.
         interleave: consecutive keys on one rank before the next rank's turn
             (``cp_kv_cache_interleave_size``); it divides a rank's page.

@@ -101,8 +101,8 @@ def paged_attention(
             ``causal`` there are none.
         alibi_slopes: [qo_heads], ALiBi (arXiv:2108.12409): the logit of a key grows by the head's
             slope times its position less the query's, after scale and soft cap.
-        output_scale: of outputs in FP8 (float8_e4m3fn), a positive number: ``out`` is divided by it
-            and saturates at 448. It is not rounded here. None: the output has no scale.
+        output_scale: scale of outputs in FP8 (float8_e4m3fn), a positive number: ``out`` is divided
+            by it and saturates at 448. It is not rounded here. None: the output has no scale.
         spans: int32 [R, n, 2], ranges [start, stop) of positions of each request; empty where
             ``start >= stop``. A query whose position lies in one sees all keys of the same one,
             whatever ``causal``, windows, chunks and dilation say (tokens of an image in Gemma 3 and

@@ -250,8 +250,8 @@ def block_bounds(
         weights: the block's softmax.
         v: [N, K, S', E], zero where an entry is no key of the request.
         out: [N, K, R, E], the block's attention.
-        options: of the call.
-        roundings: of the kernel.
+        options: the options of the call.
+        roundings: the roundings of the kernel.
     """
     u = roundings.accumulate
     num_keys = weights.block.num_keys
@@ -330,7 +330,7 @@ def _cut_off(
         probabilities: [N, K, R, S'].
         v: [N, K, S', E].
         weighted: A, [N, K, R, E].
-        share: of the largest addend that each one may lose; 0: nothing is lost.
+        share: the share of the largest addend that each one may lose; 0: nothing is lost.
     """
     if not share or not v.numel():
         return 0.0

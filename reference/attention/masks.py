@@ -29,10 +29,10 @@ def seen_range(
     """Return a range of keys that has all that queries at some positions see.
 
     Args:
-        options: of the call.
-        spans: of the request.
-        positions: of the queries; some may be negative.
-        num_keys: of the request.
+        options: the options of the call.
+        spans: the spans of the request.
+        positions: the positions of the queries; some may be negative.
+        num_keys: number of keys of the request.
         causal: whether the request is.
     """
     if not positions:
@@ -68,7 +68,7 @@ def seen(
     """Return which keys queries see, a custom mask aside.
 
     Args:
-        options: of the call.
+        options: the options of the call.
         position: [N, rows, 1] int64, of queries.
         key: [N, 1, S'] int64, positions of keys.
         causal: [N, 1, 1] bool.

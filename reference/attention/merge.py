@@ -44,8 +44,8 @@ def merge_states(
             vLLM merges a prefix that only the first tokens of a batch have.
         inf_marks_empty: whether an lse of inf marks a state of no keys, too, as FlashAttention 2
             gives it: it is read as -inf.
-        output_scale: of outputs in FP8 (float8_e4m3fn), a positive number: the merged ``out`` is
-            divided by it and saturates, as that of ``paged_attention``.
+        output_scale: scale of outputs in FP8 (float8_e4m3fn), a positive number: the merged ``out``
+            is divided by it and saturates, as that of ``paged_attention``.
         compute_dtype: float64 (default) or float32.
 
     Returns:
@@ -135,7 +135,7 @@ def merge_error_bound(
     ``OUTPUT_SCALE u |out|`` before the division, and is rounded once, as that of attention is.
 
     Args:
-        outs, lses, context_tokens, inf_marks_empty, output_scale: as in ``merge_states``.
+        outs, lses, context_tokens, inf_marks_empty, output_scale: the same as in ``merge_states``.
         out_errors: [states, tokens, heads, dim], how far each out may already be off; 0 if None.
         lse_errors: [states, tokens, heads], the same for lses.
         arithmetic: what the kernel rounds; float32 throughout if None. ``partial_outputs``: some

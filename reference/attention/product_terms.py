@@ -141,9 +141,9 @@ def rounded_products(
 
     Args:
         weights: the block's softmax.
-        scale: of the logits.
-        k_scale: that was applied to the keys.
-        roundings: of the kernel.
+        scale: the scale of the logits.
+        k_scale: the scale that was applied to the keys.
+        roundings: the roundings of the kernel.
     """
     spread: torch.Tensor | None = None
     single: torch.Tensor | float = 0.0
@@ -178,10 +178,10 @@ def moved_by_products(
 
     Args:
         weights: the block's softmax.
-        rounded: of its logits.
-        values: of its values.
-        errors: of its logits, ``rounded.single`` included.
-        roundings: of the kernel.
+        rounded: the rounding errors of the logits.
+        values: the values that the probabilities weigh.
+        errors: the errors of its logits, ``rounded.single`` included.
+        roundings: the roundings of the kernel.
     """
     out: torch.Tensor | float = 0.0
     lse: torch.Tensor | float = 0.0
@@ -214,9 +214,9 @@ def _lost_by_rounding(
     """Return what rounding to a dtype by way of float32 adds to values [N, K, S', D]; see 10.
 
     Args:
-        values: with their scale applied.
+        values: the values with their scale applied.
         scale: a number, or [K].
-        dtype: of the queries.
+        dtype: the dtype of the queries.
         in_steps: whether the zero point and the scale are taken in that dtype.
 
     Returns:

@@ -48,7 +48,7 @@ def largest_sum(log_weights: torch.Tensor, v: torch.Tensor, errors: LogitErrors)
     Args:
         log_weights: [N, K, R, S'], log P, -inf where masked.
         v: [N, K, S', E], S' > 0, zero where an entry is no key.
-        errors: of the logits.
+        errors: the errors of the logits.
 
     Returns:
         [N, K, R, E].

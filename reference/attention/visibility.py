@@ -14,7 +14,7 @@ def seen_slots(call: Call, options: Options) -> torch.Tensor:
 
     Args:
         call: a checked call; keys without pages are pages of one key.
-        options: of the call.
+        options: the options of the call.
     """
     slots_first = call.kv_layout == "NHD"
     pages, size = call.k.shape[0], call.k.shape[1 if slots_first else 2]

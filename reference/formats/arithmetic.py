@@ -78,15 +78,15 @@ class Arithmetic:
             largest logit, or ``"fused"``: as exp2(s c - (m c)) with a product that was rounded, by
             which the largest probability is off by ``u |m|`` (FlashAttention-3). Then the exact
             grid is held to the bound, not to the last bit.
-        tanh: of a soft cap: ``"accumulate"``, ``"approximate"``: PTX's ``tanh.approx.f32``, with
-            a relative error of at most 2^-11, or ``"sigmoid"``: 2 sigmoid(2 x) - 1, which has a
-            small absolute error only (SGLang's Triton kernels).
+        tanh: the tanh of a soft cap: ``"accumulate"``, ``"approximate"``: PTX's
+            ``tanh.approx.f32``, with a relative error of at most 2^-11, or ``"sigmoid"``: 2
+            sigmoid(2 x) - 1, which has a small absolute error only (SGLang's Triton kernels).
         operands: format of float32 operands of both products, as tensor cores take them:
             ``"tfloat32"``, rounded or cut off (Triton's ``tl.dot`` by default); None: all of their
             bits. Operands of 16 bits lose nothing.
-        products: of a query's and a key's elements: ``"accumulate"``, or ``"inputs"``: each is
-            rounded to their 16-bit dtype before the sum (``tl.sum(q * k)`` of SGLang's decode).
-            Overflow of float16 is still wrong.
+        products: the products of a query's and a key's elements: ``"accumulate"``, or ``"inputs"``:
+            each is rounded to their 16-bit dtype before the sum (``tl.sum(q * k)`` of SGLang's
+            decode). Overflow of float16 is still wrong.
         dequantized: keys and values of a quantised cache, scale applied: ``"accumulate"``, or
             ``"inputs"``: rounded to the queries' dtype before they are multiplied (vLLM's unified
             attention with an FP8 cache).
@@ -98,16 +98,16 @@ class Arithmetic:
         fp8_products: what sums the products of FP8 operands (queries, keys and values):
             ``"accumulate"``, or ``"fixed_point"``: Hopper's tensor cores, which align 32 products
             and the sum so far to the largest of them and cut each off after 13 bits.
-        projections: of experts: format in which the first product is stored before the activation
+        projections: format in which experts' first product is stored before the activation
             (``"inputs"``: vLLM's Triton kernels); None: it stays in ``accumulate``.
-        intermediate: of experts: format to which the activation's result is rounded before the
-            second product; ``"inputs"`` means the format of the hidden states. FP8 (``_ue8m0``:
-            by powers of two), int8 and the block formats are scaled by the largest element of the
-            row, or of a part of it.
-        combine: of experts: format in which their weighted outputs are added; None: ``accumulate``.
+        intermediate: format to which the activation's result is rounded before the experts' second
+            product; ``"inputs"`` means the format of the hidden states. FP8 (``_ue8m0``: by powers
+            of two), int8 and the block formats are scaled by the largest element of the row, or of
+            a part of it.
+        combine: format in which the experts' weighted outputs are added; None: ``accumulate``.
             ``partial_outputs`` says that each of them is stored in the output's dtype before.
-        sigmoid: of routers and activations: ``"exponential"``, 1 / (1 + exp(-x)), or ``"tanh"``,
-            (1 + tanh(x / 2)) / 2, which for negative x has a small absolute error only
+        sigmoid: the sigmoid of routers and activations: ``"exponential"``, 1 / (1 + exp(-x)), or
+            ``"tanh"``, (1 + tanh(x / 2)) / 2, which for negative x has a small absolute error only
             (FlashInfer's routing kernels).
 
     Raises:

@@ -73,7 +73,8 @@ class ScaleLayout(NamedTuple):
         feature: optional feature that names it; empty for the linear order.
         group: tokens, and block scales of a token, whose scales lie side by side. Page sizes and
             the number of scales of a token are multiples of it.
-        store, load: from the linear order into this one, and back: of scales and their kv_layout.
+        store, load: functions from the linear order into this one, and back; they take scales and
+            their kv_layout.
     """
 
     feature: str = ""
@@ -202,11 +203,11 @@ class CacheElement:
     """What the entries of a KV cache are, and how they are made and read.
 
     Attributes:
-        name: as ``KVCacheFormat.element``, problems and the support rules have it.
+        name: the name that ``KVCacheFormat.element``, problems and the support rules use.
         dtype: torch dtype of the tensor of codes, where the cache is not stored as bytes.
-        encoder: from rows [keys, kv_heads, head_dim], the scale that the call will multiply by
-            (``k_scale`` or ``v_scale``: one for the tensor, or one a head) and ``dtype`` to codes.
-            No row depends on another.
+        encoder: function from rows [keys, kv_heads, head_dim], the scale that the call will
+            multiply by (``k_scale`` or ``v_scale``: one for the tensor, or one a head) and
+            ``dtype`` to codes. No row depends on another.
         feature: optional feature that an implementation names to be given such caches; empty for
             plain numbers.
         variants: what may follow the name in a problem's ``kv_cache``: nothing, ``" as uint8"``
@@ -217,17 +218,19 @@ class CacheElement:
             largest and their negatives.
         packed: channels of one entry of the tensor.
         block: channels that share a block scale; 0: all of a token and head, or none.
-        scale_dtype: of block scales, as they are encoded; None where there are none.
+        scale_dtype: dtype of the encoded block scales; None where there are none.
         extreme_scales: bytes of one block scale each: zero, the smallest and the largest. None of
             scales whose dtype is the model's.
         exact_encoder: ``encoder`` on the exact grid, where the digits 0 to 3 must survive; None
             where ``encoder`` keeps them.
-        decode: from codes and their block scales, linear, to numbers without the call's scale,
-            exactly. Codes whose dtype says what they are stay as they are: torch widens them.
+        decode: function from codes and their block scales, linear, to numbers without the call's
+            scale, exactly. Codes whose dtype says what they are stay as they are: torch widens
+            them.
         zero_point: whether a zero point, no integer, follows the scale of each token and head, and
             both have the model's dtype.
-        record: of elements whose row is a token's whole entry; K and V are then one tensor, and
-            ``decode`` gives the key, whose first channels are the value. None for others.
+        record: the record of elements whose row is a token's whole entry; K and V are then one
+            tensor, and ``decode`` gives the key, whose first channels are the value. None for
+            others.
     """
 
     name: str

@@ -39,8 +39,8 @@ class KVCacheFormat:
             ``formats/latent_records.py``: K and V are one tensor of bytes.
         storage: dtype of the tensor: ``"uint8"``, or empty for the element's own.
         kv_layout: ``"NHD"`` or ``"HND"``, of codes and block scales alike.
-        v_scale_layout: of V's block scales: ``"linear"``, or ``"interleaved"`` in groups of four
-            tokens, as trtllm-gen kernels read them.
+        v_scale_layout: layout of V's block scales: ``"linear"``, or ``"interleaved"`` in groups of
+            four tokens, as trtllm-gen kernels read them.
 
     Raises:
         ValueError: an unknown element, storage or layout.
@@ -145,8 +145,8 @@ class CheckedCache:
     """A cache whose format, dtypes and shapes agree.
 
     Attributes:
-        kv_format: of both tensors.
-        k, v: as ``KVCacheFormat.view`` gives them.
+        kv_format: format of both tensors.
+        k, v: the tensors that ``KVCacheFormat.view`` returns.
         k_scales, v_scales: block scales, linear; None where the format has none.
         head_dim_qk, head_dim_vo: channels, not bytes.
     """
@@ -179,7 +179,7 @@ def checked_cache(
     """Bring a cache and its format together.
 
     Args:
-        k_cache, v_cache, kv_layout: as in ``paged_attention``.
+        k_cache, v_cache, kv_layout: the same as in ``paged_attention``.
         kv_format: None where the dtype says what the cache holds.
         kv_cache_sf: block scales of K and V, as in ``paged_attention``.
 

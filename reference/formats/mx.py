@@ -17,7 +17,7 @@ MX_BLOCK = 32
 """Elements of one e8m0 block scale (OCP Microscaling Formats v1.0, table 1)."""
 
 E8M0: torch.dtype = getattr(torch, "float8_e8m0fnu", torch.uint8)
-"""Of scales that are powers of two, where torch has it."""
+"""Dtype of scales that are powers of two, where torch has it."""
 
 _E8M0_BIAS = 127
 _E8M0_NAN = 255

@@ -41,7 +41,7 @@ def deinterleave_v_scales(scales: torch.Tensor, *, kv_layout: KVLayout = "HND") 
     """Bring interleaved V scales back to linear order: the inverse of ``interleave_v_scales``.
 
     Args:
-        scales: as in ``interleave_v_scales``.
+        scales: the same as in ``interleave_v_scales``.
         kv_layout: ``"NHD"`` or ``"HND"``.
 
     Returns:
@@ -91,7 +91,7 @@ def unswizzle_scales_128x4(swizzled: torch.Tensor, rows: int, columns: int) -> t
     Args:
         swizzled: [..., rows rounded up to 128, columns rounded up to 4], what
             ``swizzle_scales_128x4`` gives.
-        rows, columns: of the matrix without padding.
+        rows, columns: numbers of rows and columns of the matrix without padding.
 
     Returns:
         [..., rows, columns], contiguous.

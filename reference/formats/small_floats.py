@@ -23,7 +23,7 @@ class SmallFloat:
     """A binary floating-point format with a sign bit and subnormals.
 
     Attributes:
-        name: as messages print it.
+        name: the name that messages use.
         mantissa_bits: stored bits of the significand.
         min_exponent: floor(log2) of the smallest normal number; the grid below it is even.
         max_exponent: floor(log2) of the largest finite number (emax in the OCP specifications).
@@ -82,7 +82,7 @@ def elementwise(
 
     Args:
         operation: takes parts of x and of the others, gives a tensor of the former's shape.
-        dtype: of the result.
+        dtype: the dtype of the result.
         x: gives the shape.
         others: broadcast to x.
     """

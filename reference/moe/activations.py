@@ -28,7 +28,7 @@ Unary = Callable[[torch.Tensor], torch.Tensor]
 SQRT_HALF = math.sqrt(0.5)
 SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 GELU_CUBE = 0.044715
-"""Of the tanh approximation: Hendrycks & Gimpel, arXiv:1606.08415."""
+"""Coefficient of the tanh approximation: Hendrycks & Gimpel, arXiv:1606.08415."""
 
 
 class Phi(NamedTuple):
@@ -168,7 +168,8 @@ class Activation(NamedTuple):
 
     Attributes:
         gated: takes a gate and an up projection, so that w13 has 2 * inter rows.
-        phi: of the gate, or of the only projection; None for the swiglu family, see ``phi_of``.
+        phi: the function applied to the gate, or to the only projection; None for the swiglu
+            family, see ``phi_of``.
         alpha, beta, limit: the family's defaults; None: the activation takes no such argument.
         cancels: its formulas, x (1 + erf) / 2 and x (1 + tanh) / 2, lose digits for negative x.
         limits: how its limit is applied: ``"before"`` the function of the gate, ``"after"`` it, or
@@ -204,11 +205,11 @@ ACTIVATIONS: dict[str, Activation] = {
     "situ": Activation(gated=True, beta=4.0, limit=25.0, limits="softly"),
     "geglu1": Activation(gated=True, phi=GELU, beta=1.0, cancels=True),
 }
-"""By name. FlashInfer's ActivationType calls them Swiglu, SwigluBias (swiglu_oai: alpha, beta and
-limit are given by tensors), Geglu, GegluTanh, Silu, Gelu, Relu, Relu2 and Identity; vLLM's
-SILU_NO_MUL, GELU_NO_MUL, RELU2_NO_MUL are silu, gelu and relu2, its SILU is swiglu; its SWIGLUSTEP
-and SITU (``layers/activation.py``) are swiglu_step and situ, whose ``linear_beta`` is limit here;
-geglu1 is the experts' activation of its ``models/moondream3.py``."""
+"""Activations by name. FlashInfer's ActivationType calls them Swiglu, SwigluBias (swiglu_oai:
+alpha, beta and limit are given by tensors), Geglu, GegluTanh, Silu, Gelu, Relu, Relu2 and Identity;
+vLLM's SILU_NO_MUL, GELU_NO_MUL, RELU2_NO_MUL are silu, gelu and relu2, its SILU is swiglu; its
+SWIGLUSTEP and SITU (``layers/activation.py``) are swiglu_step and situ, whose ``linear_beta`` is
+limit here; geglu1 is the experts' activation of its ``models/moondream3.py``."""
 
 
 class Swiglu(NamedTuple):
@@ -247,7 +248,7 @@ def activate(
     Args:
         activation: which.
         projected: [rows, inter], or [rows, 2 * inter] if gated: gates first, then ups.
-        numbers: of the swiglu family.
+        numbers: the numbers of the swiglu family.
         interleaved: gate 0, up 0, gate 1, up 1, ... instead (GPT-OSS's checkpoints).
 
     Returns:
@@ -271,8 +272,8 @@ def carried_error(
     """Bound how far ``activate`` moves, elementwise, where projected is off by at most errors.
 
     Args:
-        activation, projected, numbers, interleaved: as in ``activate``.
-        errors: of the shape of projected.
+        activation, projected, numbers, interleaved: the same as in ``activate``.
+        errors: the errors of the shape of projected.
 
     Returns:
         [rows, inter].
@@ -323,7 +324,7 @@ def lost_by_functions(
     """Bound what the activation's own sigmoid, erf or tanh loses: [rows, inter], or 0.
 
     Args:
-        activation, projected, numbers, interleaved: as in ``activate``.
+        activation, projected, numbers, interleaved: the same as in ``activate``.
         share: absolute error of the sigmoid, or of (1 + erf) / 2, that the gate is multiplied by.
         tanh: absolute error of each tanh of a soft cap.
     """

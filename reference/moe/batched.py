@@ -41,10 +41,10 @@ def batched_moe(
         hidden: [experts, most rows, hidden], any floating dtype, or a QuantizedMatrix of that
             shape, whose scales have an entry for each row where those of ``moe`` have one for each
             token.
-        w13, w2: as of ``moe``, [experts, ...].
+        w13, w2: the same as in ``moe``, [experts, ...].
         counts: integers [experts]: rows in use, from 0 to most rows. Rows behind them are not read.
-        activation, w13_bias, w2_bias, alpha, beta, limit, interleaved: as of ``moe``.
-        intermediate_scale: as of ``moe``.
+        activation, w13_bias, w2_bias, alpha, beta, limit, interleaved: the same as in ``moe``.
+        intermediate_scale: the same as in ``moe``.
         compute_dtype: float64 (default) or float32.
 
     Returns:

@@ -123,9 +123,9 @@ def moe_error_bound(
     """Bound, element by element, how far an honest kernel may be from ``moe``.
 
     Args:
-        hidden, w13, w2, topk_ids, topk_weights, and the options: as in ``moe``. Weights on the
-            input multiply the accumulator, or the hidden states in its format; a kernel that rounds
-            weight times hidden state gets that product as its hidden state.
+        hidden, w13, w2, topk_ids, topk_weights, and the options: the same as in ``moe``. Weights on
+            the input multiply the accumulator, or the hidden states in its format; a kernel that
+            rounds weight times hidden state gets that product as its hidden state.
         arithmetic: what the kernel rounds where; float32 throughout if None.
         out_dtype: dtype of the kernel's output; if None that of hidden, or bfloat16 of codes.
 
@@ -270,10 +270,10 @@ def _carried(
     """Return what the activation makes of its argument's errors, and of what is cut off from it.
 
     Args:
-        part, expert: whose activation.
+        part, expert: the projections and the expert whose activation is bounded.
         first: product, with the bias.
         errors: LAMBDA d_j of 1., what 7. adds left out; they are changed.
-        roundings: of the kernel.
+        roundings: the roundings of the kernel.
     """
 
     def carried() -> torch.Tensor:

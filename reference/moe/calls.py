@@ -62,13 +62,15 @@ class Experts(NamedTuple):
     Attributes:
         w13, w2: their weights.
         w13_bias, w2_bias: [experts, rows], or None.
-        activation, interleaved: between the two products.
-        numbers: of the swiglu family, one entry an expert.
+        activation, interleaved: the activation between the two products, and whether gate and up
+            rows alternate.
+        numbers: the numbers of the swiglu family, one entry an expert.
         ids: int64 [tokens, top_k] into w13; what is outside of it contributes nothing.
         weights: [tokens, top_k] in the dtype of the computation.
         on_input: the weights multiply the hidden states, not the outputs.
-        scales: of FP8 intermediates, one an expert; None if they are not given beforehand.
-        norm: of each expert's output, if there is one.
+        scales: the scales of FP8 intermediates, one an expert; None if they are not given
+            beforehand.
+        norm: the norm of each expert's output, if there is one.
         factor: what the sum of these experts is multiplied by.
         one_product: there is no second product, and nothing in w2.
         gate: what the sigmoids that the weights are made of were multiplied by; 0: of none.
@@ -125,7 +127,7 @@ class MoECall(NamedTuple):
     Attributes:
         hidden: [tokens, hidden].
         parts: the routed experts, and the shared ones where there are any.
-        shape: of the result.
+        shape: the shape of the result.
         top_k: slots that a token's sum has, shared experts included.
         scratch: memory for what is widened.
         identity: weights [tokens, top_k] of slots that name identity experts, and 0 elsewhere;

@@ -65,7 +65,7 @@ def moe(
             ``"swiglu_step"``, ``"situ"``, ``"geglu1"`` (gated).
         w13_bias, w2_bias: [experts, rows of w13], [experts, hidden], added to each product; an
             expert-parallel or tensor-parallel shard gets w2_bias once.
-        alpha, beta, limit: of swiglu (1, 0, none) and swiglu_oai (1.702, 1, 7), see
+        alpha, beta, limit: numbers of swiglu (1, 0, none) and swiglu_oai (1.702, 1, 7), see
             ``activations``: a float, or a tensor [experts]. swiglu_step takes a limit (7), situ
             beta (4) and a limit (25), both of them soft, and geglu1 beta (1).
         interleaved: the rows of w13 and w13_bias are gate 0, up 0, gate 1, up 1, ...; with a gate.
@@ -74,8 +74,8 @@ def moe(
         weights_on_input: a token is multiplied by its slot's weight before the first product, and
             its output is not (vLLM's apply_router_weight_on_input, FlashInfer's
             use_routing_scales_on_input; Llama 4). Then a weight of 0 means an input of zeros.
-        intermediate_scale: with which a kernel quantises the activation's results to FP8 (e4m3fn)
-            before the second product, where it is given beforehand: a float, or a tensor
+        intermediate_scale: scale with which a kernel quantises the activation's results to FP8
+            (e4m3fn) before the second product, where it is given beforehand: a float, or a tensor
             [experts]. What exceeds 448 of it saturates; other rounding is the error bound's.
         shared_w13, shared_w2: experts that every token goes to, of the same activation, with any
             inter; their outputs are added with ``shared_weight``.

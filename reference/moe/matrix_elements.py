@@ -28,10 +28,10 @@ class MatrixElement(NamedTuple):
     """What the codes of a matrix are, and how they are made and read.
 
     Attributes:
-        dtype: of the tensor of codes.
-        encode: from numbers and scales that broadcast to them (of block formats: a global scale)
-            to codes and, of block formats, block scales.
-        decode: from codes, scales, and a global scale or zero points, to float64 numbers.
+        dtype: dtype of the tensor of codes.
+        encode: function from numbers and scales that broadcast to them (of block formats: a global
+            scale) to codes and, of block formats, block scales.
+        decode: function from codes, scales, and a global scale or zero points, to float64 numbers.
         scales: what ``MatrixFormat.scales`` may be.
         packed: columns in one code's byte.
         block: columns that share a block scale; 0: ``scales`` says which numbers share one.

@@ -42,7 +42,7 @@ class Routing(NamedTuple):
     Attributes:
         topk_ids: int32 [tokens, top_k], best first; with shared experts [tokens, top_k + shared
             experts], theirs last.
-        topk_weights: of the same shape.
+        topk_weights: weights of the same shape.
     """
 
     topk_ids: torch.Tensor
@@ -58,10 +58,11 @@ class Router:
         logits: [tokens, experts], those of shared experts last.
         scores: [tokens, experts], without bias.
         bias: [experts], or None.
-        top_k, num_groups, topk_groups, scaling_factor: as in ``route``; without groups, one group.
+        top_k, num_groups, topk_groups, scaling_factor: the same as in ``route``; without groups,
+            one group.
         masked: the score of an expert in a group that was not chosen.
         rules: those of single families of models.
-        group_score: as in ``route``.
+        group_score: the same as in ``route``.
     """
 
     how: RoutingMethod
@@ -150,9 +151,9 @@ def route(
         expert_table, input_ids: integers [vocabulary, top_k] and [tokens]: the experts of each
             token are the row of its id in the vocabulary (the first layers of DeepSeek-V4); the
             scores only weigh. Without bias and groups.
-        jitter: of ``"sparsemixer"`` (PhiMoE): the best logit is taken, weighed by its share of the
-            softmax over the experts whose distance to it is at most 2 jitter max(abs(logit), best);
-            then the same among the others. Without bias.
+        jitter: the jitter of ``"sparsemixer"`` (PhiMoE): the best logit is taken, weighed by its
+            share of the softmax over the experts whose distance to it is at most 2 jitter
+            max(abs(logit), best); then the same among the others. Without bias.
         group_score: ``"best"`` or ``"two_best"``: a group's score is that of its best expert, or
             the sum of its two best, see ``GROUP_SCORES``. None: two for ``"deepseek_v3"`` and
             wherever there is a bias, be it of zeros, else one.

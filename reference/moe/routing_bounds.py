@@ -51,7 +51,7 @@ from .routing_rules import JITTER
 from .routing_rules_bounds import best_of_each_were_taken, sparsemixer_error
 
 MOST_CHOICES = 20_000
-"""Of groups that cannot be told apart: a token of which there are more is not judged."""
+"""Most choices of groups that rounding may exchange: a token with more is not judged."""
 SIGMOID_BY_TANH = 8.0
 """Absolute error, in units of u, of (1 + tanh(x / 2)) / 2."""
 
@@ -109,7 +109,7 @@ def compare_routing(
     Args:
         found: topk_ids, integers [tokens, slots] in any order; topk_weights of any floating dtype,
             which is taken for what the kernel stores them in.
-        logits, top_k, and the options: as in ``route``.
+        logits, top_k, and the options: the same as in ``route``.
         arithmetic: what the kernel computes in (``accumulate``, ``sigmoid``); float32 if None.
 
     Raises:
@@ -260,7 +260,7 @@ def _some_choice_is_right(
     """Try the groups that are in doubt in every combination; of these tokens, all have as many.
 
     Args:
-        router, errors, ids: of all tokens.
+        router, errors, ids: the router, and the errors and ids of all tokens.
         groups: which [tokens, groups] are surely chosen, and which may be.
         rows: the tokens.
 

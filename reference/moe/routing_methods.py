@@ -15,10 +15,10 @@ class RoutingMethod(NamedTuple):
     """One way to route.
 
     Attributes:
-        score: by which experts are ranked: ``"logit"``, ``"softmax"`` (over all experts),
+        score: the score by which experts are ranked: ``"logit"``, ``"softmax"`` (over all experts),
             ``"sigmoid"`` or ``"sqrt_softplus"`` of the logit.
-        weight: of a selected expert: its ``"score"``, the scores divided by their sum over the
-            selected (``"renormalize"``), the ``"softmax"`` over the selected logits, the
+        weight: the weight of a selected expert: its ``"score"``, the scores divided by their sum
+            over the selected (``"renormalize"``), the ``"softmax"`` over the selected logits, the
             ``"sigmoid"`` of the logit, or its share of what is near it (``"sparsemixer"``).
         two_best: a group is ranked by the sum of its two best experts even where no bias is given.
     """
@@ -52,7 +52,7 @@ DeepSeek's published code, Hugging Face's before that, and SGLang's grouped top-
 They differ where a bias makes scores negative: zero then lets experts of masked groups in."""
 
 GROUP_SCORES = {"best": 1, "two_best": 2}
-"""Of how many of its best experts a group's score is the sum, by name. The best one: DeepSeek-V2
+"""Number of best experts whose scores make a group's score, by name. The best one: DeepSeek-V2
 (``group_limited_greedy``). The two best: DeepSeek-V3 (``noaux_tc``)."""
 
 ROUTING_NAMES: dict[str, dict[str, str]] = {

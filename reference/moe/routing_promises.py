@@ -53,7 +53,7 @@ def keeps_promises(
             of: their scores, or sigmoids of their logits.
         given: their weights, in the dtype of the computation.
         arithmetic: what the kernel computes in.
-        dtype: that the weights were stored in.
+        dtype: the dtype that the weights were stored in.
     """
     how, slots, floor = router.how, given.shape[1], router.rules.renormalise_floor
     factors = torch.full_like(given, router.scaling_factor)
@@ -108,7 +108,7 @@ def zero_is_right(
     """Return for which tokens [tokens] weights of 0 are what numbers of float32 can say.
 
     Args:
-        router, scores, errors, dtype: as in ``keeps_promises``.
+        router, scores, errors, dtype: the same as in ``keeps_promises``.
         expected, bound: the weights [tokens, top_k], and how far a kernel's may be from them.
     """
     least = UNDERFLOWS.get(router.how.score, TINY)

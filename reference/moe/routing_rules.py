@@ -27,7 +27,7 @@ class RoutingRules:
     """Rules of a call of ``route``, which says more of the fields that it shares.
 
     Attributes:
-        renormalise_floor, best_of_each_group, shared_experts, jitter: as in ``route``.
+        renormalise_floor, best_of_each_group, shared_experts, jitter: the same as in ``route``.
         expert_scales: [experts], in the dtype of the computation, or None.
         chosen: int64 [tokens, top_k], the experts that the table has for the tokens, or None.
     """

@@ -42,7 +42,8 @@ __all__ = [
 ]
 
 NUMBERS = 3 * 2**18
-"""Of an expert's weights widened at once: few calls, and what a cache holds is multiplied there."""
+"""Elements of an expert's weights widened at once: few calls, and what a cache holds is multiplied
+there."""
 CODES = NUMBERS // 2
 """The same of codes, whose decoding has more tensors of that size."""
 MATRIX_ELEMENTS = {
@@ -83,10 +84,11 @@ class MatrixFormat:
             columns), ``"mxfp4"`` (e2m1, an e8m0 scale for 32), ``"mxfp8"`` (e4m3, the same),
             ``"int8"``, ``"int4_g32"`` or ``"int4_g128"`` (4 bits around 8, a scale for 32 or 128
             columns), ``"int4_zp_g32"`` or ``"int4_zp_g128"`` (around a zero point for as many).
-        scales: of FP8 and int8: ``"tensor"`` (one; one an expert for weights), ``"channel"`` (one a
-            row: an output channel, or a token) or ``"block"`` (one for 128 columns of a token, or
-            for 128 x 128 of a weight); of FP8 also ``"block_ue8m0"``, the same as e8m0 bytes,
-            powers of two (DeepGEMM; DeepSeek-V3.1). Empty for the block formats.
+        scales: the scales of FP8 and int8: ``"tensor"`` (one; one an expert for weights),
+            ``"channel"`` (one a row: an output channel, or a token) or ``"block"`` (one for 128
+            columns of a token, or for 128 x 128 of a weight); of FP8 also ``"block_ue8m0"``, the
+            same as e8m0 bytes, powers of two (DeepGEMM; DeepSeek-V3.1). Empty for the block
+            formats.
 
     Raises:
         ValueError: an unknown element, or scales that it does not have.
@@ -192,17 +194,17 @@ class QuantizedMatrix(NamedTuple):
     """Weights [experts, rows, columns] or hidden states [tokens, columns] as codes.
 
     Attributes:
-        codes: of the format's dtype; half as many bytes as columns for nvfp4, mxfp4 and int4, the
-            even column in the low nibble.
+        codes: the codes, of the format's dtype; half as many bytes as columns for nvfp4, mxfp4 and
+            int4, the even column in the low nibble.
         scales: floating for FP8 and int8: ``"tensor"``: [experts], or [] for hidden states;
             ``"channel"``: [experts, rows] or [tokens]; ``"block"``: [experts, rows / 128,
             columns / 128] or [tokens, columns / 128], rounded up. Block formats: e4m3
             [..., columns / 16] or e8m0 [..., columns / 32], in linear order; int4: floating
             [..., columns / group], rounded up; ``"block_ue8m0"``: e8m0, as uint8 or float8_e8m0fnu.
         format: how to read them.
-        global_scale: of nvfp4: a float, or a tensor [experts]; it multiplies. Of a w13 also
-            [experts, 2]: gate's and up's, wherever their rows are.
-        zero_points: of int4 with zero points: uint8, one for each scale.
+        global_scale: scale of a whole nvfp4 matrix: a float, or a tensor [experts]; it multiplies.
+            For a w13 also [experts, 2]: gate's and up's, wherever their rows are.
+        zero_points: zero points of int4, where it has any: uint8, one for each scale.
     """
 
     codes: torch.Tensor
@@ -332,10 +334,10 @@ def checked_matrix(
     """Bring a matrix and its format together.
 
     Args:
-        name: of the argument.
+        name: the name of the argument.
         given: numbers, or codes with their scales.
         axes: ``"experts rows columns"`` or ``"tokens columns"``, in words for the message.
-        interleaved: of a w13 whose gate and up rows alternate.
+        interleaved: the interleaved of a w13 whose gate and up rows alternate.
 
     Raises:
         ValueError: bytes that do not say what they hold, a dtype that is not the format's, or

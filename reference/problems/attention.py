@@ -68,13 +68,14 @@ class AttentionProblem(BaseProblem):
         group_size: query heads of each key-value head.
         head_dim_qk: channels of queries and keys.
         head_dim_vo: channels of values and output.
-        dtype: of q, k, v and the output.
-        q_dtype: of FP8 queries, one of ``Q_DTYPES``; empty where queries have ``dtype``.
+        dtype: the dtype of q, k, v and the output.
+        q_dtype: dtype of FP8 queries, one of ``Q_DTYPES``; empty where queries have ``dtype``.
         page_size: keys a page; no meaning for ragged_attention.
-        kv_layout: as in ``paged_attention``; no meaning for ragged_attention.
+        kv_layout: the same as in ``paged_attention``; no meaning for ragged_attention.
         page_order: 0: pages in order; n > 0: scattered over a larger cache, by hash of n.
         shared_prefix_pages: leading full pages that all requests share, where they have them.
-        causal, window_left, window_right, logits_soft_cap, sm_scale: as in ``paged_attention``.
+        causal, window_left, window_right, logits_soft_cap, sm_scale: the same as in
+            ``paged_attention``.
         q_scale: factor of FP8 queries; 1 for others.
         k_scale: factor of keys.
         v_scale: factor of values.
@@ -93,7 +94,7 @@ class AttentionProblem(BaseProblem):
         spans: whether requests have ranges of tokens that see each other, one of ``SPANS``: those
             of up to three images, or of a prefix.
         chunk: ``attention_chunk_size``, as in ``paged_attention``.
-        window_dilation, sink_tokens: as in ``paged_attention``.
+        window_dilation, sink_tokens: the same as in ``paged_attention``.
         logits_bias: whether there is a ``logits_bias``, one of ``BIASES``: a number of its own for
             each head, row and key (``dense``), or one of the head and of the distance between both,
             from T5's buckets (``relative``).
@@ -101,8 +102,8 @@ class AttentionProblem(BaseProblem):
         causal_by_request: whether ``causal`` is a flag of each request: every second one, by its
             identity, is causal where the others are not.
         alibi: whether there are ``alibi_slopes``, as in ``paged_attention``.
-        output_scale: of outputs in FP8 (float8_e4m3fn), as in ``paged_attention``; null where the
-            output has ``dtype``.
+        output_scale: scale of outputs in FP8 (float8_e4m3fn), as in ``paged_attention``; null where
+            the output has ``dtype``.
         output_divisor: number by which outputs are divided, those in ``dtype`` too, as in
             ``paged_attention``; 1 where there is none.
         per_head_scales: whether head h has k_scale and v_scale times ``2 ** (h % 3 - 1)``.
@@ -122,7 +123,7 @@ class AttentionProblem(BaseProblem):
             ``strided_kv`` and ``different_kv_strides`` say nothing, and the strides of axes of
             size 1 are numbers that no dense tensor has.
         regime: how values are made, one of ``ATTENTION_REGIMES``.
-        seed: of the values.
+        seed: the seed of the values.
         request_ids: identity of each request's values; its position if empty. A request keeps its
             values when it is run alone or in another order.
     """

@@ -24,14 +24,14 @@ class BatchedMoEProblem(BaseProblem):
         hidden: channels of the hidden states.
         inter: channels between both products.
         activation: one of ``ACTIVATIONS``.
-        dtype: of hidden states and weights that are not quantised, and of the output.
+        dtype: the dtype of hidden states and weights that are not quantised, and of the output.
         biases: whether both products have one.
         interleaved: gate and up rows alternate.
-        swiglu_parameters: as of problems of ``moe``.
+        swiglu_parameters: the same as in problems of ``moe``.
         quantized: format of the weights, as of problems of ``moe``.
         quantized_hidden: the hidden states are quantised too, as of problems of ``moe``.
         regime: how values are made, one of ``MOE_REGIMES``.
-        seed: of the values.
+        seed: the seed of the values.
     """
 
     kind: ClassVar[str] = "batched_moe"

@@ -19,10 +19,10 @@ class ContextParallelProblem(BaseProblem):
         seq_lens: keys of each request; as in an engine, its query tokens are among them.
         page_size: keys a page of one rank; a virtual page has ``world`` times as many.
         world: ranks of the group.
-        rank: whose keys are asked for.
+        rank: the rank whose keys are asked for.
         interleave: consecutive keys on one rank.
         page_order: order of the virtual pages in the cache, by hash; 0: ascending.
-        seed: of the values of keys, for the laws that attend to them.
+        seed: the seed of the values of keys, for the laws that attend to them.
     """
 
     kind: ClassVar[str] = "context_parallel"

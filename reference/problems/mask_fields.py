@@ -19,9 +19,9 @@ MASK_PATTERNS = (
 )
 """What a custom mask keeps; see ``tensors.mask_patterns``."""
 SPANS = ("", "prefix", "images")
-"""Which spans requests have."""
+"""Kinds of spans that requests have."""
 BIASES = ("", "dense", "relative")
-"""Which bias logits have."""
+"""Kinds of bias that logits have."""
 NO_MASK: dict[str, Any] = {"custom_mask": False, "mask_pattern": "", "mask_by_head": False}
 """Fields of a problem without a custom mask."""
 WITHOUT_TABLES: dict[str, Any] = {**NO_MASK, "spans": "", "logits_bias": ""}

@@ -27,7 +27,7 @@ class MergeProblem(BaseProblem):
         num_tokens: query tokens of each state.
         num_heads: query heads of each state.
         head_dim: channels of each state.
-        dtype: of the outs and the merged out; lses are float32.
+        dtype: the dtype of the outs and the merged out; lses are float32.
         empty: which states are (0, -inf): ``none``, ``some`` (a quarter, by hash) or ``all``.
         regime: how values are made, one of ``MERGE_REGIMES``.
         strides: how the outs of states lie: dense if empty; ``padded``: rows of all states are
@@ -40,9 +40,9 @@ class MergeProblem(BaseProblem):
             ``padded_heads_first``: rows of each head have room for more tokens.
         inf_marks_empty: whether the lse of an empty state is inf, of every other one by hash, as
             FlashAttention 2 marks a state of no keys; else -inf.
-        output_scale: of outputs in FP8 (float8_e4m3fn), by which they are divided; null where the
+        output_scale: scale by which outputs in FP8 (float8_e4m3fn) are divided; null where the
             output has the dtype of the outs.
-        seed: of the values.
+        seed: the seed of the values.
     """
 
     kind: ClassVar[str] = "merge"

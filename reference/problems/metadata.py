@@ -19,7 +19,7 @@ class MetadataProblem(BaseProblem):
         spare_columns: garbage entries at the end of each block-table row.
         decode_threshold: query tokens up to which a request is a decode; above 1, as in
             speculative decoding, all decodes of a batch have as many.
-        seed: of the page ids and the garbage.
+        seed: the seed of the page ids and the garbage.
     """
 
     kind: ClassVar[str] = "metadata"

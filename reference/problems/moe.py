@@ -28,8 +28,8 @@ ROUTE_REGIMES = (
 )
 """The last two: all logits of one sign, with a size of its own for each token, 16 at most."""
 BIAS_VALUES = ("spread", "trained", "zeros")
-"""How a router's bias is made: of the size of the scores around 0; around 7, as trained ones are,
-with differences of the size of the scores; or zeros, which select as no bias does."""
+"""Kinds of values of a router's bias: of the size of the scores around 0; around 7, as trained ones
+are, with differences of the size of the scores; or zeros, which select as no bias does."""
 BIAS_DTYPES = ("float32", "bfloat16")
 MOE_REGIMES = (
     "iid",
@@ -46,7 +46,8 @@ SWIGLU_SUBSETS = {
     **{"_".join(names): names for count in (1, 2)
        for names in itertools.combinations(("limit", "alpha", "beta"), count)},
 }  # fmt: skip
-"""Which of alpha, beta and limit a call gives, by name; empty: all that the activation takes."""
+"""The numbers of alpha, beta and limit that a call passes, by name; empty: all that the activation
+takes."""
 SWIGLU_PARAMETERS = (
     "", "one", "each",
     *(f"{each}{names}" for names in SWIGLU_SUBSETS if names for each in ("", "each_")),
@@ -78,19 +79,19 @@ class RouteProblem(BaseProblem):
         bias: whether selection adds one to the scores.
         num_groups: groups that the experts fall into; 1 for no groups.
         topk_groups: groups that a token may use; 1 for no groups.
-        scaling_factor, masked_groups: as in ``route``.
-        dtype: of the logits.
+        scaling_factor, masked_groups: the same as in ``route``.
+        dtype: the dtype of the logits.
         regime: how values are made, one of ``ROUTE_REGIMES``.
-        seed: of the values.
+        seed: the seed of the values.
         token_ids: identity of each token's logits; its position if empty.
-        renormalise_floor, best_of_each_group, shared_experts, jitter: as in ``route``. Experts that
-            are shared come on top of ``num_experts``.
+        renormalise_floor, best_of_each_group, shared_experts, jitter: the same as in ``route``.
+            Experts that are shared come on top of ``num_experts``.
         expert_scales: whether each expert's weight has a factor of its own.
         hash_vocabulary: rows of the table that experts are taken from by a token's id in the
             vocabulary; 0: experts are taken by their scores.
         bias_values: one of ``BIAS_VALUES``.
-        bias_dtype: of the bias, one of ``BIAS_DTYPES``.
-        group_score: as in ``route``; empty for None.
+        bias_dtype: dtype of the bias, one of ``BIAS_DTYPES``.
+        group_score: the same as in ``route``; empty for None.
     """
 
     kind: ClassVar[str] = "route"
@@ -249,7 +250,7 @@ class MoEProblem(BaseProblem):
         num_experts: experts of all ranks.
         top_k: experts a token.
         activation: one of ``ACTIVATIONS``.
-        dtype: of hidden states and weights that are not quantised, and of the output.
+        dtype: the dtype of hidden states and weights that are not quantised, and of the output.
         biases: whether both products have one.
         interleaved: gate and up rows alternate.
         swiglu_parameters: alpha, beta and limit: empty: the activation's own; ``"one"``: others,
@@ -275,7 +276,7 @@ class MoEProblem(BaseProblem):
             where an expert may appear twice; ``"masked"``, where a third of the ids is -1.
         regime: how values are made, one of ``MOE_REGIMES``.
         strided_hidden: the hidden states are a slice of wider rows.
-        seed: of the values.
+        seed: the seed of the values.
         token_ids: identity of each token's values; its position if empty.
         output_norm: norm of each routed expert's output, one of ``OUTPUT_NORMS``: by its root mean
             square, ``"plain"``; ``"gain"``: times a gain; ``"gain_first"``: the gain is before it.

@@ -37,7 +37,7 @@ class BatchedMoEInputs:
         counts: int32 [experts].
         out_dtype: dtype of the result.
         out: buffer for the result of implementations with ``writes_out``, else None.
-        storages: by field name, the flat buffer that each tensor is a view of.
+        storages: flat buffers by field name, of which the tensors are views.
     """
 
     hidden: torch.Tensor | QuantizedMatrix

@@ -19,7 +19,7 @@ class ContextParallelInputs:
     """Arguments of ``slice_context_parallel``; the metadata count in virtual pages.
 
     Attributes:
-        storages: by field name, the flat buffer that each tensor is a view of.
+        storages: flat buffers by field name, of which the tensors are views.
     """
 
     metadata: BatchMetadata

@@ -64,7 +64,7 @@ class _WithOutput:
         out_dtype: dtype of the result.
         out: buffer for the result of implementations with ``writes_out``, else None.
         lse: float32 buffer for the LSE of implementations with ``writes_out``, else None.
-        storages: by field name, the flat buffer that each tensor is a view of.
+        storages: flat buffers by field name, of which the tensors are views.
     """
 
     out_dtype: torch.dtype
@@ -230,7 +230,7 @@ class MergeInputs(_WithOutput, _States):
         apart: the outs of states that lie by themselves, else None; ``states`` has them always.
         context_tokens: tokens of the first state, which is not to be read behind them; None: all.
         inf_marks_empty: whether an lse of inf marks a state of no keys, as -inf does.
-        output_scale: of an out in FP8, else None.
+        output_scale: scale of an out in FP8, else None.
     """
 
     apart: tuple[torch.Tensor, ...] | None = None
@@ -255,7 +255,7 @@ class AppendInputs:
             caches with zero points, [..., 2] in the dtype of ``k``: the scale and the zero point.
             None: the cache has none, and the call returns (k_cache, v_cache).
         slots: [tokens] int64, what ``slot_mapping`` gives; None: the slots of the metadata.
-        storages: by field name, the flat buffer that each tensor is a view of.
+        storages: flat buffers by field name, of which the tensors are views.
     """
 
     k: torch.Tensor
@@ -298,7 +298,7 @@ class MetadataInputs:
         page_size: keys a page.
         decode_threshold: most query tokens of a decode, for builders that also split the batch
             into its phases; above 1 decodes are uniform (``split_decodes_and_prefills``).
-        storages: by field name, the flat buffer that each tensor is a view of.
+        storages: flat buffers by field name, of which the tensors are views.
     """
 
     query_lens: torch.Tensor

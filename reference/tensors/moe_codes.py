@@ -46,10 +46,10 @@ def quantised(
     Args:
         values: [experts, rows, columns] or [tokens, columns], float32.
         form: format of the codes.
-        key: of the hash that chooses the scales' significant bits.
+        key: key of the hash that chooses the scales' significant bits.
         ids: int64, global ids of the experts, or identities of the tokens.
-        largest: of hidden states, a bound on |values|: one scale for all must not depend on which
-            tokens there are. Weights have one scale an expert instead.
+        largest: the largest of hidden states, a bound on |values|: one scale for all must not
+            depend on which tokens there are. Weights have one scale an expert instead.
     """
     entry, amax = form.entry, values.abs()
     if form.scales == "channel":

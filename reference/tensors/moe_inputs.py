@@ -31,7 +31,7 @@ class RouteInputs:
         expert_table: int32 [vocabulary, top_k], or None.
         input_ids: int64 [tokens] where there is a table, or None.
         group_score: ``"best"``, ``"two_best"``, or None for what the method and the bias say.
-        storages: by field name, the flat buffer that each tensor is a view of.
+        storages: flat buffers by field name, of which the tensors are views.
     """
 
     logits: torch.Tensor
@@ -77,14 +77,15 @@ class MoEInputs:
     """Arguments of ``moe``.
 
     Attributes:
-        w2: with one_product [experts, inter, 0], and then the result is [tokens, inter].
+        w2: the second matrices; with one_product [experts, inter, 0], and then the result is
+            [tokens, inter].
         topk_ids: int32 [tokens, top_k].
         topk_weights: float32 [tokens, top_k].
         out_dtype: dtype of the result.
         out: buffer for the result of implementations with ``writes_out``, else None.
         hidden_size, inter_size: channels that count where the weights' tensors, and it may be the
             hidden states', are wider; the result has ``hidden_size``. None: tensors are as wide.
-        storages: by field name, the flat buffer that each tensor is a view of.
+        storages: flat buffers by field name, of which the tensors are views.
     """
 
     hidden: torch.Tensor | QuantizedMatrix

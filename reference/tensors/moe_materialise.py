@@ -34,7 +34,7 @@ from .values import choose, stream
 NORM_EPS = (1e-6, 1e-5, 2.0**-4)
 """Epsilons of norms: models', and one that decides where outputs are small."""
 INTERMEDIATE_SCALE = 2.0**-4
-"""Of FP8 intermediates where it is given beforehand: what exceeds 28 saturates."""
+"""Scale of FP8 intermediates where it is given beforehand: what exceeds 28 saturates."""
 
 
 def route_inputs(problem: RouteProblem, home: Allocator) -> RouteInputs:

@@ -36,7 +36,7 @@ FAINT = (6, 80)
 TABLE_ROWS = 4099
 """Rows of a table of experts that differ: a prime, so that no power of two is between equals."""
 MOST_OF_ONE_SIGN = 16
-"""By so much at most all logits of a token lie on one side of 0."""
+"""Most by which all logits of a token lie on one side of 0."""
 TRAINED_BIAS = 7.0
 """Mean of a trained bias: those of DeepSeek-V3 have several units, and differ by tenths."""
 NEGATIVE_BIAS = -2.0

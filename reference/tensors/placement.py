@@ -23,10 +23,10 @@ class Placement(NamedTuple):
     """Pages of a batch, on the host. Others hold it too: it is not to be changed.
 
     Attributes:
-        num_pages: of the cache; at least two belong to nobody.
+        num_pages: number of pages of the cache; at least two belong to nobody.
         used: [R, pages + 1] bool, which entries of the block table are pages.
         slots: [2, keys] int64, page and offset in it of every logical key of the batch.
-        metadata: of the batch.
+        metadata: the metadata of the batch.
     """
 
     num_pages: int

@@ -24,7 +24,7 @@ from .values import Part, bell, bells, bits, choose, integers, power_of_two_at_l
 
 ROWS_A_REQUEST = 2**20
 DOMINANT_LOGIT = 12.0
-"""By how much the dominant key's logit exceeds the others: e^12 = 160,000 keys' worth."""
+"""Amount by which the dominant key's logit exceeds the others: e^12 = 160,000 keys' worth."""
 SHIFTS = (2.0**17, 2.0**20)
 """Raw q k^T of shifted_logits: beyond the -5e4 that kernels have used for minus infinity, of the
 raw product or, as in FlashInfer's decode, of the scaled one (flashinfer-ai/flashinfer#4267)."""

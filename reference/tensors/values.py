@@ -60,7 +60,7 @@ def bells(parts: Sequence[Part], device: torch.device | None = None) -> list[tor
 
     Args:
         parts: the tensors; their row numbers may all be on the host, which hashes them quickly.
-        device: of the values; that of the row numbers if None.
+        device: the device of the values; that of the row numbers if None.
     """
     hashes = _hashes(parts, device or parts[0].rows.device)
     pairs = (hashes & 0x00FF00FF).add_((hashes >> 8).bitwise_and_(0x00FF00FF))

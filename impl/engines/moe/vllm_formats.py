@@ -137,7 +137,7 @@ def quantised_rows(
 
     Args:
         x: the rows.
-        dtype: of the codes.
+        dtype: the dtype of the codes.
         group: columns that share a scale; 0 for all of a row.
         given: the scale of all rows, beforehand.
 

@@ -80,7 +80,7 @@ def _load_rows(
 
     Args:
         rows: [rows] pointers to the first channel of each.
-        stride: from a channel to the next.
+        stride: distance in elements from a channel to the next.
         is_row: [rows], which there are; None: all. What needs no mask does without.
         DIM: channels.
         BLOCK: DIM, rounded up to a power of two.

@@ -87,14 +87,14 @@ def _load_nvfp4(
 
     Args:
         rows: [BLOCK_N] pointers to the first byte of each row: two codes, the even channel's low.
-        dim_stride: from a byte to the next.
+        dim_stride: distance in bytes from a byte of codes to the next.
         scale_rows: [BLOCK_N] pointers to the first e4m3 block scale of each row.
-        scale_stride: from a scale to the next.
+        scale_stride: distance in elements from a scale to the next.
         is_row: [BLOCK_N], which rows there are; None: all.
         HEAD_DIM: channels, a multiple of 16.
         BLOCK_DIM: channels, rounded up to a power of two.
         BLOCK_N: rows.
-        DTYPE: of the result.
+        DTYPE: dtype of the result.
         CONVERTS: see ``widen_fp8``.
     """
     byte = tl.arange(0, BLOCK_DIM // 2)

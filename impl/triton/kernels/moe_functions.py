@@ -19,7 +19,7 @@ GELU_CUBE = tl.constexpr(0.044715)
 LARGEST_E4M3 = tl.constexpr(448.0)
 SMALLEST_NORMAL_E4M3 = tl.constexpr(2.0**-6)
 EXPONENT = tl.constexpr(0x7F800000)
-"""Of a float32's bits."""
+"""Mask of a float32's exponent bits."""
 ROUNDING = tl.constexpr(1.5 * 2.0**20)
 """Added to numbers from 1 to 2, it leaves three bits behind the point."""
 
@@ -45,7 +45,7 @@ def _operand(
     Args:
         pointers: [rows, BLOCK_K].
         is_column: [BLOCK_K], which there are; None: all.
-        FORMAT: of codes; empty for numbers.
+        FORMAT: format of the codes; empty for numbers.
         DTYPE: what they are widened to; None: they are multiplied as they are.
     """
     if is_column is None:
@@ -88,12 +88,12 @@ def _product(
 
     Args:
         a_rows, b_rows: [BLOCK_M] and [BLOCK_N] pointers to the first element of each row.
-        a_column, b_column: from an element to the next.
+        a_column, b_column: distances from an element to the next.
         a_scales, b_scales: [BLOCK_M] and [BLOCK_N] pointers to the first scale of each row, read
             if A_SCALED and B_SCALED.
-        a_scales_block, b_scales_block: from a scale to the next.
+        a_scales_block, b_scales_block: distances from a scale to the next.
         columns: elements of a row.
-        A_FORMAT, B_FORMAT: of codes; empty for numbers.
+        A_FORMAT, B_FORMAT: formats of the codes; empty for numbers.
         A_SCALED, B_SCALED: columns that a scale is for, a multiple of BLOCK_K; 0: there is none.
         DTYPE: what both are widened to; None: nothing is.
         EVEN: whether columns is a multiple of BLOCK_K.
@@ -211,7 +211,7 @@ def _activated(
 
     Args:
         x: [BLOCK_M, 2 * COLUMNS], gate and up taking turns, if GATED, else [BLOCK_M, COLUMNS].
-        expert: of these rows.
+        expert: the expert of these rows.
         alphas, betas, limits: [experts], where each has its own.
         alpha, beta, limit: otherwise.
         ACTIVATION, GATED, NUMBERS: which; whether it takes some of alpha, beta and limit.

@@ -72,10 +72,10 @@ def _place(
     """Store where pairs are, and this program's share of the blocks.
 
     Args:
-        pair, expert, rank: of the chunk.
+        pair, expert, rank: the chunk's pairs, their experts and their ranks.
         before: [EXPERTS], how many pairs of earlier chunks each expert has.
         total: [EXPERTS], how many it has.
-        pairs, block_experts, block_rows, most_blocks, blocks_each: as in ``_sort_pairs``.
+        pairs, block_experts, block_rows, most_blocks, blocks_each: the same as in ``_sort_pairs``.
         BLOCK_M, EXPERTS: likewise.
     """
     blocks = (total + BLOCK_M - 1) // BLOCK_M

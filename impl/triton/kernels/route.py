@@ -90,7 +90,7 @@ def _of_best_groups(
     Args:
         ranking, left: [TOKENS, experts], the scores with bias, and which experts there are.
         expert, group: [1, experts], their numbers and those of their groups.
-        GROUPS, TOPK_GROUPS, BEST_OF_GROUP, TOKENS, COLUMNS: as in ``_route``.
+        GROUPS, TOPK_GROUPS, BEST_OF_GROUP, TOKENS, COLUMNS: the same as in ``_route``.
     """
     column = tl.arange(0, COLUMNS)[None, :]
     of_group = tl.full((TOKENS, COLUMNS), float("-inf"), tl.float32)

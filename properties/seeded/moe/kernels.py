@@ -158,9 +158,9 @@ def read_as(
     """Apply the experts with the codes of these matrices read in another way.
 
     Args:
-        inputs: of the call.
+        inputs: the inputs of the call.
         change: returns a matrix as it is read.
-        names: of the matrices; those of both products if none is named.
+        names: the names of the matrices; those of both products if none is named.
     """
     given = {name: getattr(inputs, name) for name in names or ("w13", "w2")}
     read: dict[str, Any] = {

@@ -194,7 +194,7 @@ def _sized(
     Args:
         axes: what may be drawn.
         layer: the row.
-        fields: of the problem.
+        fields: the fields of the problem.
         here: its experts.
         beyond: most work of the weights of the smallest sizes, where it is more than a problem's.
     """
