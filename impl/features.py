@@ -48,9 +48,13 @@ ROUTE_FEATURES = (
 ROUTE_VALUES = {"bf16_bias": ("bias_dtype", "float32"), "group_score": ("group_score", "")}
 """Those of ``route`` that other values than one of a problem's field need."""
 FLAGS = (
-    "custom_mask", "per_head_scales", "different_kv_strides", "alibi", "causal_by_request",
+    "custom_mask",
+    "per_head_scales",
+    "different_kv_strides",
+    "alibi",
+    "causal_by_request",
     "mask_by_head",
-)  # fmt: skip
+)
 """Those of attention that are the name of a problem's field."""
 STATES = {"padded": "padded_states", "different": "different_state_strides"}
 """Those of merging, by what they need of a problem's ``strides``."""

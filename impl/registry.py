@@ -396,8 +396,11 @@ def _place_of(error: BaseException) -> str:
     """Return the innermost file and line of the user's where an import failed, in parentheses."""
     if isinstance(error, SyntaxError):  # its text names both
         return ""
-    frames = [each for each in traceback.extract_tb(error.__traceback__)
-              if each.filename != __file__ and "importlib" not in each.filename]  # fmt: skip
+    frames = [
+        each
+        for each in traceback.extract_tb(error.__traceback__)
+        if each.filename != __file__ and "importlib" not in each.filename
+    ]
     # Of code that was made while running, as a dataclass's __init__, there is no file.
     frames = [each for each in frames if Path(each.filename).is_file()]
     mine = [each for each in frames if not each.filename.startswith(NOT_OF_USERS)] or frames

@@ -78,9 +78,13 @@ def append(inputs: AppendInputs) -> tuple[torch.Tensor, ...]:
     if inputs.kv_cache_sf is not None and inputs.kv_format is not None:
         caches = inputs.k_cache, inputs.v_cache
         codes, scales = append_paged_scaled(
-            inputs.k, inputs.v, caches, inputs.kv_cache_sf, inputs.metadata,
+            inputs.k,
+            inputs.v,
+            caches,
+            inputs.kv_cache_sf,
+            inputs.metadata,
             kv_format=inputs.kv_format,
-        )  # fmt: skip
+        )
         return *codes, *scales
     return append_paged_kv(
         inputs.k,

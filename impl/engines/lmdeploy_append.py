@@ -47,19 +47,27 @@ def append(inputs: AppendInputs) -> tuple[torch.Tensor, ...]:
         each if inputs.in_place else each.clone() for each in inputs.written
     )
     given = replace(
-        inputs, k_cache=k_cache, v_cache=v_cache,
+        inputs,
+        k_cache=k_cache,
+        v_cache=v_cache,
         kv_cache_sf=(scales[0], scales[1]) if scales else None,
-    )  # fmt: skip
+    )
     paged, more = quantised(given, inputs.k)
     metadata = inputs.metadata
     queries = metadata.qo_indptr.diff()
     with load(FILE, stubs) as kernels, scalars_as_bounds(inputs.k):
         kernels.fill_kv_cache(
-            k_states=inputs.k, v_states=inputs.v, k_caches=paged[0], v_caches=paged[1],
-            q_start_loc=metadata.qo_indptr[:-1], q_seq_length=queries,
-            kv_seq_length=metadata.seq_lens, max_q_seq_length=int(queries.max()),
-            block_offsets=_table(inputs), **more,
-        )  # fmt: skip
+            k_states=inputs.k,
+            v_states=inputs.v,
+            k_caches=paged[0],
+            v_caches=paged[1],
+            q_start_loc=metadata.qo_indptr[:-1],
+            q_seq_length=queries,
+            kv_seq_length=metadata.seq_lens,
+            max_q_seq_length=int(queries.max()),
+            block_offsets=_table(inputs),
+            **more,
+        )
     return given.written
 
 

@@ -98,12 +98,18 @@ def decode(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
     caches, more = quantised(inputs, inputs.q)
     with load(DECODE, stubs) as kernels, scalars_as_bounds(inputs.q):
         out = kernels.flash_attn_with_kvcache(
-            q=inputs.q, k_cache=caches[0], v_cache=caches[1],
-            cache_seqlens=inputs.metadata.seq_lens, page_table=inputs.block_table,
-            softmax_scale=inputs.sm_scale, window_size=_window(inputs),
-            softcap=inputs.logits_soft_cap, alibi_slopes=inputs.alibi_slopes,
-            sinks=inputs.sinks, **more,
-        )  # fmt: skip
+            q=inputs.q,
+            k_cache=caches[0],
+            v_cache=caches[1],
+            cache_seqlens=inputs.metadata.seq_lens,
+            page_table=inputs.block_table,
+            softmax_scale=inputs.sm_scale,
+            window_size=_window(inputs),
+            softcap=inputs.logits_soft_cap,
+            alibi_slopes=inputs.alibi_slopes,
+            sinks=inputs.sinks,
+            **more,
+        )
     return out, None
 
 
@@ -117,12 +123,20 @@ def prefill(inputs: RaggedAttentionInputs) -> tuple[torch.Tensor, None]:
     """Attend with ``flash_attn_varlen_func``."""
     with load(PREFILL, stubs) as kernels, scalars_as_bounds(inputs.q), block_pointers(inputs.q):
         out = kernels.flash_attn_varlen_func(
-            q=inputs.q, k=inputs.k.transpose(0, 1), v=inputs.v.transpose(0, 1),
-            cu_seqlens_q=inputs.qo_indptr, cu_seqlens_k=inputs.kv_indptr,
-            max_seqlen_q=inputs.max_q_len, softmax_scale=inputs.sm_scale, causal=inputs.causal,
-            window_size=_window(inputs), softcap=inputs.logits_soft_cap,
-            alibi_slopes=inputs.alibi_slopes, sinks=inputs.sinks, kv_layout="hsd",
-        )  # fmt: skip
+            q=inputs.q,
+            k=inputs.k.transpose(0, 1),
+            v=inputs.v.transpose(0, 1),
+            cu_seqlens_q=inputs.qo_indptr,
+            cu_seqlens_k=inputs.kv_indptr,
+            max_seqlen_q=inputs.max_q_len,
+            softmax_scale=inputs.sm_scale,
+            causal=inputs.causal,
+            window_size=_window(inputs),
+            softcap=inputs.logits_soft_cap,
+            alibi_slopes=inputs.alibi_slopes,
+            sinks=inputs.sinks,
+            kv_layout="hsd",
+        )
     return out, None
 
 

@@ -81,14 +81,16 @@ def quantised(
     caches = [by_slots(each, inputs.kv_layout) for each in (inputs.k_cache, inputs.v_cache)]
     if inputs.kv_format is None:
         return caches, {}
-    scales = [like.new_tensor([each], dtype=torch.float32)
-              for each in (inputs.k_scale, inputs.v_scale)]  # fmt: skip
+    scales = [
+        like.new_tensor([each], dtype=torch.float32) for each in (inputs.k_scale, inputs.v_scale)
+    ]
     if inputs.kv_cache_sf is not None:
         scales = [by_slots(each, inputs.kv_layout) for each in inputs.kv_cache_sf]
     return [inputs.kv_format.view(each) for each in caches], {
-        "k_scales_zeros": scales[0], "v_scales_zeros": scales[1],
+        "k_scales_zeros": scales[0],
+        "v_scales_zeros": scales[1],
         "quant_policy": POLICIES[inputs.kv_format.element],
-    }  # fmt: skip
+    }
 
 
 def is_page(page_size: int) -> bool:

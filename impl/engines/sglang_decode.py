@@ -74,15 +74,27 @@ def _attend(inputs: PagedAttentionInputs) -> sglang.Pair:
         attend = kernels.decode_attention_fwd
         latent = inputs.v_cache.data_ptr() == inputs.k_cache.data_ptr()
         attend(
-            q=q, k_buffer=k, v_buffer=v, o=inputs.out, kv_indptr=sglang.indptr(lengths),
+            q=q,
+            k_buffer=k,
+            v_buffer=v,
+            o=inputs.out,
+            kv_indptr=sglang.indptr(lengths),
             kv_indices=sglang.slots(inputs, torch.zeros_like(lengths), lengths),
-            attn_logits=parts, attn_lse=lses,
-            num_kv_splits=torch.full_like(lengths, SPLITS), max_kv_splits=SPLITS,
-            sm_scale=inputs.sm_scale, k_scale=inputs.k_scale, v_scale=inputs.v_scale,
-            logit_cap=inputs.logits_soft_cap, sinks=inputs.sinks,
-            **known(attend, page_size=inputs.metadata.page_size,
-                    has_mla=latent and k.shape[-1] in LATENT),
-        )  # fmt: skip
+            attn_logits=parts,
+            attn_lse=lses,
+            num_kv_splits=torch.full_like(lengths, SPLITS),
+            max_kv_splits=SPLITS,
+            sm_scale=inputs.sm_scale,
+            k_scale=inputs.k_scale,
+            v_scale=inputs.v_scale,
+            logit_cap=inputs.logits_soft_cap,
+            sinks=inputs.sinks,
+            **known(
+                attend,
+                page_size=inputs.metadata.page_size,
+                has_mla=latent and k.shape[-1] in LATENT,
+            ),
+        )
     if inputs.sinks is not None:  # the sums of parts leave the sink out
         return inputs.out, None
     if inputs.lse is not None:

@@ -72,16 +72,28 @@ def extend(inputs: PagedAttentionInputs) -> sglang.Pair:
         attend = kernels.extend_attention_fwd
         lse = known(attend, lse_extend=inputs.lse)
         attend(
-            q_extend=inputs.q, k_extend=k[new] * inputs.k_scale, v_extend=v[new] * inputs.v_scale,
-            o_extend=inputs.out, k_buffer=k, v_buffer=v, qo_indptr=inputs.metadata.qo_indptr,
+            q_extend=inputs.q,
+            k_extend=k[new] * inputs.k_scale,
+            v_extend=v[new] * inputs.v_scale,
+            o_extend=inputs.out,
+            k_buffer=k,
+            v_buffer=v,
+            qo_indptr=inputs.metadata.qo_indptr,
             kv_indptr=sglang.indptr(prefix),
             kv_indices=sglang.slots(inputs, torch.zeros_like(prefix), prefix),
             custom_mask=None if mask is None else mask.view(torch.uint8),
-            is_causal=inputs.causal, mask_indptr=masks, max_len_extend=inputs.max_q_len,
-            k_scale=inputs.k_scale, v_scale=inputs.v_scale, sm_scale=inputs.sm_scale,
-            logit_cap=inputs.logits_soft_cap, skip_prefix_custom_mask=False,
-            sliding_window_size=inputs.window_left, sinks=inputs.sinks,
+            is_causal=inputs.causal,
+            mask_indptr=masks,
+            max_len_extend=inputs.max_q_len,
+            k_scale=inputs.k_scale,
+            v_scale=inputs.v_scale,
+            sm_scale=inputs.sm_scale,
+            logit_cap=inputs.logits_soft_cap,
+            skip_prefix_custom_mask=False,
+            sliding_window_size=inputs.window_left,
+            sinks=inputs.sinks,
             window_kv_offsets=torch.zeros_like(lengths),
-            **lse, **known(attend, page_size=inputs.metadata.page_size),
-        )  # fmt: skip
+            **lse,
+            **known(attend, page_size=inputs.metadata.page_size),
+        )
     return inputs.out, inputs.lse if lse else None

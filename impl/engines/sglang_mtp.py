@@ -109,8 +109,10 @@ def attend(inputs: PagedAttentionInputs) -> sglang.Pair:
     k, v = (
         form.view(by_slots(each, inputs.kv_layout)) for each in (inputs.k_cache, inputs.v_cache)
     )
-    scales = [inputs.q.new_tensor([each], dtype=torch.float32)
-              for each in (inputs.k_scale, inputs.v_scale)]  # fmt: skip
+    scales = [
+        inputs.q.new_tensor([each], dtype=torch.float32)
+        for each in (inputs.k_scale, inputs.v_scale)
+    ]
     # Whole tiles of a table are read; what is behind a request's pages is garbage.
     table = torch.nn.functional.pad(inputs.block_table, (0, TILE // PAGE), value=-1)
     with (
@@ -119,11 +121,17 @@ def attend(inputs: PagedAttentionInputs) -> sglang.Pair:
         mock.patch.object(kernels, "torch", _Torch(inputs.q.dtype)),
     ):
         kernels.unified_attention_3d_mtp_func(
-            q=inputs.q, k=k, v=v, out=inputs.out, cu_seqlens_q=inputs.metadata.qo_indptr,
+            q=inputs.q,
+            k=k,
+            v=v,
+            out=inputs.out,
+            cu_seqlens_q=inputs.metadata.qo_indptr,
             seqused_k=inputs.metadata.seq_lens.long(),
             max_seqlen_q=min(inputs.max_q_len, DRAFTS[-1]),
             max_seqlen_k=max(inputs.max_kv_len, LEAST_KEYS),
-            softmax_scale=inputs.sm_scale, block_table=table, k_descale=scales[0],
+            softmax_scale=inputs.sm_scale,
+            block_table=table,
+            k_descale=scales[0],
             v_descale=scales[1],
-        )  # fmt: skip
+        )
     return inputs.out, None

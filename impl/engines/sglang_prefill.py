@@ -54,8 +54,14 @@ def prefill(inputs: RaggedAttentionInputs) -> Pair:
     with load(FILE, stubs) as kernels, scalars_as_bounds(inputs.q):
         attend = kernels.context_attention_fwd
         attend(
-            q=inputs.q, k=inputs.k, v=inputs.v, o=inputs.out, b_start_loc=inputs.qo_indptr[:-1],
-            b_seq_len=lengths, max_input_len=inputs.max_q_len, is_causal=inputs.causal,
+            q=inputs.q,
+            k=inputs.k,
+            v=inputs.v,
+            o=inputs.out,
+            b_start_loc=inputs.qo_indptr[:-1],
+            b_seq_len=lengths,
+            max_input_len=inputs.max_q_len,
+            is_causal=inputs.causal,
             **known(attend, sm_scale=inputs.sm_scale),
-        )  # fmt: skip
+        )
     return inputs.out, None

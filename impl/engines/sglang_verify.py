@@ -91,9 +91,15 @@ def verify(inputs: PagedAttentionInputs) -> sglang.Pair:
     with load(FILE, sglang.stubs) as kernels, scalars_as_bounds(inputs.q):
         # What is read without being written must show: SGLang keeps its buffers from call to call.
         scratch = kernels._get_vk(  # noqa: SLF001  verify_splitkv_fwd makes them so
-            requests, heads, kv_heads, head_dim, inputs.head_dim_vo, drafts, inputs.q.device,
+            requests,
+            heads,
+            kv_heads,
+            head_dim,
+            inputs.head_dim_vo,
+            drafts,
+            inputs.q.device,
             n_splits=kernels.choose_n_splits(len(call["kv_indices"]) / requests),
-        )  # fmt: skip
+        )
         scratch.att_out.fill_(torch.nan)
         scratch.att_lse.fill_(torch.nan)
         return _ran(kernels.verify_splitkv_fwd(**call), inputs)
@@ -117,9 +123,14 @@ def verify_grouped(inputs: PagedAttentionInputs) -> sglang.Pair:
     call, (requests, heads, kv_heads, head_dim, drafts) = _call(inputs)
     with load(GROUPED_FILE, sglang.stubs) as kernels, scalars_as_bounds(inputs.q):
         scratch = kernels._get_vmla(  # noqa: SLF001  verify_shared_kv_fwd makes them so
-            requests, heads, head_dim, inputs.head_dim_vo, drafts, inputs.q.device,
+            requests,
+            heads,
+            head_dim,
+            inputs.head_dim_vo,
+            drafts,
+            inputs.q.device,
             heads // kv_heads,
-        )  # fmt: skip
+        )
         scratch.att_out = torch.full_like(scratch.att_out, torch.nan, dtype=inputs.q.dtype)
         scratch.att_lse.fill_(torch.nan)
         return _ran(kernels.verify_shared_kv_fwd(**call), inputs)

@@ -34,9 +34,13 @@ def _supports(problem: AttentionProblem, target: Target) -> bool | str:
 def _compile_key(problem: AttentionProblem) -> Hashable:
     strides = (problem.strided_kv, problem.kv_layout)
     return (
-        problem.dtype, problem.kv_cache, problem.head_dim_qk, problem.num_kv_heads,
-        problem.page_size, strides if problem.head_dim_qk % 16 else None,
-    )  # fmt: skip
+        problem.dtype,
+        problem.kv_cache,
+        problem.head_dim_qk,
+        problem.num_kv_heads,
+        problem.page_size,
+        strides if problem.head_dim_qk % 16 else None,
+    )
 
 
 @implementation(
@@ -58,10 +62,13 @@ def append(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
     k_cache, v_cache = (by_slots(each, inputs.kv_layout) for each in caches)
     with load(FILE, stubs) as kernels:
         kernels.triton_reshape_and_cache_flash(
-            key=inputs.k, value=inputs.v, key_cache=k_cache, value_cache=v_cache,
+            key=inputs.k,
+            value=inputs.v,
+            key_cache=k_cache,
+            value_cache=v_cache,
             slot_mapping=inputs.slot_mapping,
             kv_cache_dtype="auto" if inputs.kv_format is None else "fp8",
             k_scale=inputs.k.new_tensor(inputs.k_scale, dtype=torch.float32),
             v_scale=inputs.k.new_tensor(inputs.v_scale, dtype=torch.float32),
-        )  # fmt: skip
+        )
     return caches

@@ -49,8 +49,13 @@ def append(inputs: AppendInputs) -> tuple[torch.Tensor, ...]:
     slots = torch.nn.functional.pad(slots, (0, rows - len(slots)), value=-1)
     with load(FILE, stubs) as kernels:
         getattr(kernels, NAME)(
-            key=inputs.k, value=inputs.v, key_cache=k_cache, value_cache=v_cache,
-            k_scale_cache=k_scales[..., 0], v_scale_cache=v_scales[..., 0],
-            slot_mapping=slots, kv_quant_mode=BY_TOKEN[k_cache.dtype],
-        )  # fmt: skip
+            key=inputs.k,
+            value=inputs.v,
+            key_cache=k_cache,
+            value_cache=v_cache,
+            k_scale_cache=k_scales[..., 0],
+            v_scale_cache=v_scales[..., 0],
+            slot_mapping=slots,
+            kv_quant_mode=BY_TOKEN[k_cache.dtype],
+        )
     return caches

@@ -31,9 +31,12 @@ SEGMENTS, INTERPRETED_SEGMENTS = 16, 4
 """Most parts of a request's keys, which the caller chooses: each is a program, slow interpreted."""
 TILE, DECODE_TILE = 32, 16
 ARITHMETIC = Arithmetic(
-    probabilities="inputs", operands="tfloat32", dequantized="inputs", tanh="sigmoid",
+    probabilities="inputs",
+    operands="tfloat32",
+    dequantized="inputs",
+    tanh="sigmoid",
     row_scales="products",
-)  # fmt: skip
+)
 """``tl.dot`` takes TF32 of float32 on a GPU; a soft cap is 1 - 2 / (exp(2 x) + 1)."""
 SCRATCH = ("output", "max", "expsum")
 """What the 3D kernel keeps of each segment of keys: the arguments ``softmax_segm_...``."""
@@ -279,8 +282,10 @@ def _attend(
         more["kv_quant_mode"] = BY_TOKEN[caches[0].dtype]
     elif inputs.kv_format is not None:
         caches = [inputs.kv_format.view(each) for each in caches]
-        scales = [inputs.q.new_tensor(each, dtype=torch.float32)
-                  for each in (inputs.k_scale, inputs.v_scale)]  # fmt: skip
+        scales = [
+            inputs.q.new_tensor(each, dtype=torch.float32)
+            for each in (inputs.k_scale, inputs.v_scale)
+        ]
         if says(FILE, "KVQuantMode"):
             more["kv_quant_mode"] = KVQuantMode.FP8_PER_TENSOR
     out = inputs.out
@@ -293,13 +298,25 @@ def _attend(
     left, structure = masks.arguments(inputs)
     with load(FILE, stubs) as kernels, scalars_as_bounds(inputs.q):
         kernels.unified_attention(
-            q=inputs.q, k=caches[0], v=caches[1], out=out,
-            cu_seqlens_q=metadata.qo_indptr, max_seqlen_q=inputs.max_q_len,
-            seqused_k=metadata.seq_lens, max_seqlen_k=inputs.max_kv_len,
-            softmax_scale=inputs.sm_scale, causal=causal,
-            window_size=(left, 0 if causal is True else -1), block_table=table,
-            softcap=inputs.logits_soft_cap, q_descale=None, k_descale=scales[0],
-            v_descale=scales[1], sinks=inputs.sinks,
-            alibi_slopes=inputs.alibi_slopes, **structure, **more,
-        )  # fmt: skip
+            q=inputs.q,
+            k=caches[0],
+            v=caches[1],
+            out=out,
+            cu_seqlens_q=metadata.qo_indptr,
+            max_seqlen_q=inputs.max_q_len,
+            seqused_k=metadata.seq_lens,
+            max_seqlen_k=inputs.max_kv_len,
+            softmax_scale=inputs.sm_scale,
+            causal=causal,
+            window_size=(left, 0 if causal is True else -1),
+            block_table=table,
+            softcap=inputs.logits_soft_cap,
+            q_descale=None,
+            k_descale=scales[0],
+            v_descale=scales[1],
+            sinks=inputs.sinks,
+            alibi_slopes=inputs.alibi_slopes,
+            **structure,
+            **more,
+        )
     return inputs.out, None

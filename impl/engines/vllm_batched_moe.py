@@ -70,9 +70,14 @@ def _supports_fp8(problem: BatchedMoEProblem, target: Target) -> bool | str:
 def _compile_key(problem: BatchedMoEProblem) -> Hashable:
     """Name the kernels' constants, and what Triton compiles for."""
     return (
-        problem.dtype, problem.quantized, problem.gated, problem.hidden, problem.inter,
-        problem.most_rows, problem.num_experts,
-    )  # fmt: skip
+        problem.dtype,
+        problem.quantized,
+        problem.gated,
+        problem.hidden,
+        problem.inter,
+        problem.most_rows,
+        problem.num_experts,
+    )
 
 
 @implementation(
@@ -132,10 +137,19 @@ class _Call:
         experts, channels, self.inter = codes.shape
         # The file of the other experts, where the choice of blocks stands.
         home = sys.modules[kernels.try_get_optimal_moe_config.__module__]
-        self._config = home.get_default_config(**known(
-            home.get_default_config, M=self._rows, E=experts, N=self.inter, K=channels, topk=1,
-            dtype="fp8_w8a8" if self._scales else None, is_marlin=False, block_shape=self._block,
-        ))  # fmt: skip
+        self._config = home.get_default_config(
+            **known(
+                home.get_default_config,
+                M=self._rows,
+                E=experts,
+                N=self.inter,
+                K=channels,
+                topk=1,
+                dtype="fp8_w8a8" if self._scales else None,
+                is_marlin=False,
+                block_shape=self._block,
+            )
+        )
 
     def as_hidden(self, middle: torch.Tensor) -> Any:  # noqa: ANN401  numbers, or codes with scales
         """Quantise what is between the products as the hidden states are."""
@@ -172,15 +186,25 @@ class _Call:
             (*numbers.shape[:2], weights.shape[1]), torch.nan, dtype=dtype, device=counts.device
         )
         launch = self._kernels.invoke_moe_batched_triton_kernel
-        launch(**known(
-            launch,
-            A=numbers.contiguous(), B=weights, C=out, expert_num_tokens=counts,
-            compute_type=getattr(self._kernels.tl, str(dtype).removeprefix("torch.")),
-            A_scale=x_scales, B_scale=w_scales, B_zp=None,
-            use_fp8_w8a8=bool(self._scales), use_int8_w8a16=False, use_int4_w4a16=False,
-            config=self._config, per_act_token_quant=self._scales == "channel",
-            block_shape=self._block,
-        ))  # fmt: skip
+        launch(
+            **known(
+                launch,
+                A=numbers.contiguous(),
+                B=weights,
+                C=out,
+                expert_num_tokens=counts,
+                compute_type=getattr(self._kernels.tl, str(dtype).removeprefix("torch.")),
+                A_scale=x_scales,
+                B_scale=w_scales,
+                B_zp=None,
+                use_fp8_w8a8=bool(self._scales),
+                use_int8_w8a16=False,
+                use_int4_w4a16=False,
+                config=self._config,
+                per_act_token_quant=self._scales == "channel",
+                block_shape=self._block,
+            )
+        )
         return out
 
 

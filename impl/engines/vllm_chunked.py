@@ -78,15 +78,25 @@ def attend(inputs: PagedAttentionInputs) -> tuple[torch.Tensor | None, None]:
     with load(FILE, stubs) as kernels, scalars_as_bounds(inputs.q):
         run = kernels.chunked_prefill_paged_decode
         run(
-            query=inputs.q, key=new[0], value=new[1], output=inputs.out, kv_cache_dtype="auto",
+            query=inputs.q,
+            key=new[0],
+            value=new[1],
+            output=inputs.out,
+            kv_cache_dtype="auto",
             key_cache=k.unflatten(3, (-1, part)).permute(0, 2, 3, 1, 4),
-            value_cache=v.permute(0, 2, 3, 1), block_table=table,
-            query_start_loc=metadata.qo_indptr, seq_lens=metadata.seq_lens,
-            max_seq_len=inputs.max_kv_len, max_query_len=inputs.max_q_len, k_scale=one,
-            v_scale=one, alibi_slopes=inputs.alibi_slopes,
-            sliding_window=1 + inputs.window_left, sm_scale=inputs.sm_scale,
+            value_cache=v.permute(0, 2, 3, 1),
+            block_table=table,
+            query_start_loc=metadata.qo_indptr,
+            seq_lens=metadata.seq_lens,
+            max_seq_len=inputs.max_kv_len,
+            max_query_len=inputs.max_q_len,
+            k_scale=one,
+            v_scale=one,
+            alibi_slopes=inputs.alibi_slopes,
+            sliding_window=1 + inputs.window_left,
+            sm_scale=inputs.sm_scale,
             **known(run, sinks=inputs.sinks),
-        )  # fmt: skip
+        )
     return inputs.out, None
 
 

@@ -70,10 +70,17 @@ def _compile_key(problem: AttentionProblem) -> Hashable:
 
 
 decode = functools.partial(
-    implementation, "paged_attention", provider="vllm",
-    features=("mla", "fp8_kv", "different_kv_strides"), writes_out=True, compile_key=_compile_key,
-    split=16, build_ahead="cuda", build_minutes=0.05, build_compilers=1,
-)  # fmt: skip
+    implementation,
+    "paged_attention",
+    provider="vllm",
+    features=("mla", "fp8_kv", "different_kv_strides"),
+    writes_out=True,
+    compile_key=_compile_key,
+    split=16,
+    build_ahead="cuda",
+    build_minutes=0.05,
+    build_compilers=1,
+)
 
 
 def _attend(inputs: PagedAttentionInputs) -> Pair:
@@ -92,12 +99,20 @@ def _attend(inputs: PagedAttentionInputs) -> Pair:
         attend = kernels.decode_attention_fwd
         latent = inputs.v_cache.data_ptr() == inputs.k_cache.data_ptr()
         attend(
-            q=inputs.q, k_buffer=caches[0], v_buffer=caches[1], o=inputs.out,
-            req_to_token=inputs.block_table, b_seq_len=inputs.metadata.seq_lens,
-            attn_logits=scratch, num_kv_splits=SPLITS, sm_scale=inputs.sm_scale,
-            page_size=inputs.metadata.page_size, logit_cap=inputs.logits_soft_cap, **more,
+            q=inputs.q,
+            k_buffer=caches[0],
+            v_buffer=caches[1],
+            o=inputs.out,
+            req_to_token=inputs.block_table,
+            b_seq_len=inputs.metadata.seq_lens,
+            attn_logits=scratch,
+            num_kv_splits=SPLITS,
+            sm_scale=inputs.sm_scale,
+            page_size=inputs.metadata.page_size,
+            logit_cap=inputs.logits_soft_cap,
+            **more,
             **known(attend, lse=lse, is_mla=latent),
-        )  # fmt: skip
+        )
     if inputs.lse is not None:
         inputs.lse.copy_(lse)
     return inputs.out, inputs.lse

@@ -55,11 +55,17 @@ def _supports_3d(problem: AttentionProblem, target: Target) -> Refusal | str | b
     wrong = _supports(problem, target)
     if wrong is not True:
         return wrong
-    why = why_not(FILE, "unified_attention_diffkv", "use_3d", "seq_threshold_3D", {
-        **scratch_is_given(problem),
-        "max_seqlen_q": problem.most_queries,
-        "sliding_window_val": problem.window_left + 1,
-    })  # fmt: skip
+    why = why_not(
+        FILE,
+        "unified_attention_diffkv",
+        "use_3d",
+        "seq_threshold_3D",
+        {
+            **scratch_is_given(problem),
+            "max_seqlen_q": problem.most_queries,
+            "sliding_window_val": problem.window_left + 1,
+        },
+    )
     return why_2d(why) or True
 
 
@@ -74,12 +80,18 @@ def _compile_key(problem: AttentionProblem) -> Hashable:
 
 
 diffkv = functools.partial(
-    implementation, "paged_attention", provider="vllm",
-    features=("fp8_kv", "host_bounds", "alibi", "different_kv_strides"), writes_out=True,
+    implementation,
+    "paged_attention",
+    provider="vllm",
+    features=("fp8_kv", "host_bounds", "alibi", "different_kv_strides"),
+    writes_out=True,
     # Scales of the cache multiply logits and sums: codes are exact in 16 bits.
     arithmetic=Arithmetic(probabilities="inputs", operands="tfloat32", tanh="sigmoid"),
-    compile_key=_compile_key, build_ahead="cuda", build_minutes=0.05, build_compilers=1,
-)  # fmt: skip
+    compile_key=_compile_key,
+    build_ahead="cuda",
+    build_minutes=0.05,
+    build_compilers=1,
+)
 
 
 @diffkv(name="vllm-unified-attention-diffkv", supports=_supports, tile=TILE)
@@ -105,8 +117,11 @@ def attend_3d(inputs: PagedAttentionInputs) -> tuple[torch.Tensor | None, None]:
         for name, last in shapes.items()
     }
     return _attend(
-        inputs, seq_threshold_3D=ANY_REQUESTS, num_par_softmax_segments=segments, **scratch,
-    )  # fmt: skip
+        inputs,
+        seq_threshold_3D=ANY_REQUESTS,
+        num_par_softmax_segments=segments,
+        **scratch,
+    )
 
 
 def _attend(
@@ -127,10 +142,20 @@ def _attend(
     with load(FILE, stubs) as kernels, scalars_as_bounds(inputs.q):
         attend = kernels.unified_attention_diffkv
         attend(
-            q=inputs.q, k=caches[0], v=caches[1], out=inputs.out,
-            cu_seqlens_q=inputs.metadata.qo_indptr, seqused_k=inputs.metadata.seq_lens,
-            softmax_scale=inputs.sm_scale, causal=True, window_size=(inputs.window_left, 0),
-            block_table=table, softcap=inputs.logits_soft_cap, max_seqlen_q=bound,
-            alibi_slopes=inputs.alibi_slopes, sinks=inputs.sinks, **known(attend, **more),
-        )  # fmt: skip
+            q=inputs.q,
+            k=caches[0],
+            v=caches[1],
+            out=inputs.out,
+            cu_seqlens_q=inputs.metadata.qo_indptr,
+            seqused_k=inputs.metadata.seq_lens,
+            softmax_scale=inputs.sm_scale,
+            causal=True,
+            window_size=(inputs.window_left, 0),
+            block_table=table,
+            softcap=inputs.logits_soft_cap,
+            max_seqlen_q=bound,
+            alibi_slopes=inputs.alibi_slopes,
+            sinks=inputs.sinks,
+            **known(attend, **more),
+        )
     return inputs.out, None

@@ -33,9 +33,12 @@ def _supports(problem: MergeProblem, target: Target) -> bool | str:
 
 def _compile_key(problem: MergeProblem) -> Hashable:
     return (
-        problem.dtype, problem.head_dim, problem.num_heads % 16 == 0, problem.num_heads == 1,
+        problem.dtype,
+        problem.head_dim,
+        problem.num_heads % 16 == 0,
+        problem.num_heads == 1,
         problem.output_scale is not None,
-    )  # fmt: skip
+    )
 
 
 def _kernels(problem: MergeProblem) -> Iterator[MergeProblem]:
@@ -74,14 +77,18 @@ def merge(inputs: MergeInputs) -> tuple[torch.Tensor | None, torch.Tensor | None
     with load(FILE, stubs) as kernels:
         merge_states = kernels.merge_attn_states
         merge_states(
-            output=out, output_lse=merged,
-            prefix_output=inputs.outs[0], prefix_lse=lses[0],
-            suffix_output=inputs.outs[1], suffix_lse=lses[1],
+            output=out,
+            output_lse=merged,
+            prefix_output=inputs.outs[0],
+            prefix_lse=lses[0],
+            suffix_output=inputs.outs[1],
+            suffix_lse=lses[1],
             **known(
-                merge_states, prefill_tokens_with_context=inputs.context_tokens,
+                merge_states,
+                prefill_tokens_with_context=inputs.context_tokens,
                 output_scale=scale,
             ),
-        )  # fmt: skip
+        )
     if inputs.lse is not None and merged is not None:
         inputs.lse.copy_(merged.T)
     return inputs.out, inputs.lse

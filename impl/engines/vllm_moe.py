@@ -122,24 +122,39 @@ def multiplied(
         local[here] = torch.arange(w13.shape[0], dtype=torch.int32, device=ids.device)
     with load(FILE, form.stubs) as kernels, scalars_as_bounds(hidden):
         choose = kernels.get_default_config
-        config = choose(**known(
-            choose, M=tokens, E=w13.shape[0], N=w2.shape[2], K=hidden.shape[1], topk=top_k,
-            dtype=form.name, is_marlin=False, block_shape=form.flags.get("block_shape"),
-        ))  # fmt: skip
+        config = choose(
+            **known(
+                choose,
+                M=tokens,
+                E=w13.shape[0],
+                N=w2.shape[2],
+                K=hidden.shape[1],
+                topk=top_k,
+                dtype=form.name,
+                is_marlin=False,
+                block_shape=form.flags.get("block_shape"),
+            )
+        )
         config = {**config, **form.blocks}
         blocks = _blocks(kernels, config, ids, count, local)
         call = _Call(kernels, config, weights, blocks, inputs.out_dtype, form.flags)
         on_input = inputs.weights_on_input
         first = call.product(
-            (hidden, scale), (w13, form.weights(inputs.w13)), inputs.w13_bias,
-            top_k=top_k, weigh=on_input,
-        )  # fmt: skip
+            (hidden, scale),
+            (w13, form.weights(inputs.w13)),
+            inputs.w13_bias,
+            top_k=top_k,
+            weigh=on_input,
+        )
         rows = Rows(ids, ids, ids.flatten(), weights, ids)  # no row has an activation of its own
         middle = activated(inputs, first.flatten(0, 1).float(), rows).to(inputs.out_dtype)
         second = call.product(
-            form.rows(middle), (w2, form.weights(inputs.w2)), inputs.w2_bias,
-            top_k=1, weigh=not on_input,
-        )  # fmt: skip
+            form.rows(middle),
+            (w2, form.weights(inputs.w2)),
+            inputs.w2_bias,
+            top_k=1,
+            weigh=not on_input,
+        )
     return second.float().sum(dim=1).to(inputs.out_dtype)
 
 
@@ -184,13 +199,25 @@ class _Call(NamedTuple):
         out = torch.full(shape, torch.nan, dtype=self.dtype, device=self.weights.device)
         launch = getattr(self.kernels, "invoke_fused_moe_triton_kernel", None)
         launch = launch or self.kernels.invoke_fused_moe_kernel
-        launch(**known(
-            launch,
-            A=x[0], B=w[0], C=out, A_scale=x[1], B_scale=w[1], B_zp=None, B_bias=bias,
-            topk_weights=self.weights, mul_routed_weight=weigh, top_k=top_k, config=self.config,
-            sorted_token_ids=self.blocks[0], expert_ids=self.blocks[1],
-            num_tokens_post_padded=self.blocks[2],
-            compute_type=getattr(self.kernels.tl, str(self.dtype).removeprefix("torch.")),
-            **{**FLAGS, "block_shape": None, **self.flags},
-        ))  # fmt: skip
+        launch(
+            **known(
+                launch,
+                A=x[0],
+                B=w[0],
+                C=out,
+                A_scale=x[1],
+                B_scale=w[1],
+                B_zp=None,
+                B_bias=bias,
+                topk_weights=self.weights,
+                mul_routed_weight=weigh,
+                top_k=top_k,
+                config=self.config,
+                sorted_token_ids=self.blocks[0],
+                expert_ids=self.blocks[1],
+                num_tokens_post_padded=self.blocks[2],
+                compute_type=getattr(self.kernels.tl, str(self.dtype).removeprefix("torch.")),
+                **{**FLAGS, "block_shape": None, **self.flags},
+            )
+        )
         return out

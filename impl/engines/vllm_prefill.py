@@ -50,10 +50,17 @@ def prefill(inputs: RaggedAttentionInputs) -> tuple[object, None]:
     sinks = {} if inputs.sinks is None else {"sinks": inputs.sinks}
     with load(FILE, stubs) as kernels, scalars_as_bounds(inputs.q):
         kernels.context_attention_fwd(
-            q=inputs.q, k=inputs.k, v=inputs.v, o=inputs.out, b_start_loc=inputs.qo_indptr[:-1],
-            b_seq_len=inputs.qo_indptr.diff(), max_input_len=inputs.max_q_len,
-            is_causal=inputs.causal, softmax_scale=inputs.sm_scale,
+            q=inputs.q,
+            k=inputs.k,
+            v=inputs.v,
+            o=inputs.out,
+            b_start_loc=inputs.qo_indptr[:-1],
+            b_seq_len=inputs.qo_indptr.diff(),
+            max_input_len=inputs.max_q_len,
+            is_causal=inputs.causal,
+            softmax_scale=inputs.sm_scale,
             sliding_window_q=inputs.window_left if inputs.window_left > 0 else None,
-            sliding_window_k=inputs.window_right if inputs.window_right > 0 else None, **sinks,
-        )  # fmt: skip
+            sliding_window_k=inputs.window_right if inputs.window_right > 0 else None,
+            **sinks,
+        )
     return inputs.out, None

@@ -112,10 +112,15 @@ def _is_quantised(kv_cache_dtype: str) -> bool:
 
 
 def align(
-    topk_ids: torch.Tensor, num_experts: int, block_size: int, sorted_ids: torch.Tensor,
-    expert_ids: torch.Tensor, padded: torch.Tensor, expert_map: torch.Tensor | None = None,
+    topk_ids: torch.Tensor,
+    num_experts: int,
+    block_size: int,
+    sorted_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    padded: torch.Tensor,
+    expert_map: torch.Tensor | None = None,
     *_: object,
-) -> None:  # fmt: skip
+) -> None:
     """Compute what vLLM's CUDA operator ``moe_align_block_size`` gives, by torch.
 
     Pairs are sorted by their expert, each expert's filled up to whole blocks with the number of all

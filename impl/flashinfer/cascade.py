@@ -119,9 +119,11 @@ def cascade(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
     own = build_metadata(query_lens, seq_lens - shared * size, table[:, shared:], size).to(device)
     levels = (prefix, own) if shared else (own,)
     planned = wrapper(
-        "MultiLevelCascadeAttentionWrapper", device,
-        num_levels=len(levels), kv_layout=inputs.kv_layout,
-    )  # fmt: skip
+        "MultiLevelCascadeAttentionWrapper",
+        device,
+        num_levels=len(levels),
+        kv_layout=inputs.kv_layout,
+    )
     planned.plan(
         qo_indptr_arr=[level.qo_indptr for level in levels],
         paged_kv_indptr_arr=[level.paged_kv_indptr for level in levels],
@@ -131,9 +133,12 @@ def cascade(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
         num_kv_heads=kv_heads_of(inputs),
         head_dim=inputs.q.shape[-1],
         page_size=size,
-        causal=inputs.causal, sm_scale=inputs.sm_scale, logits_soft_cap=inputs.logits_soft_cap,
-        q_data_type=inputs.q.dtype, kv_data_type=inputs.k_cache.dtype,
-    )  # fmt: skip
+        causal=inputs.causal,
+        sm_scale=inputs.sm_scale,
+        logits_soft_cap=inputs.logits_soft_cap,
+        q_data_type=inputs.q.dtype,
+        kv_data_type=inputs.k_cache.dtype,
+    )
     return planned.run(inputs.q, (inputs.k_cache, inputs.v_cache)), None
 
 

@@ -155,8 +155,15 @@ def _plan_split(planned: Any, inputs: PagedAttentionInputs) -> None:  # noqa: AN
         plan_latent(planned, inputs, sm_scale, **csr)
         return
     records = flashinfer("flashinfer.mla").MLAPlanMetadata.csr(**csr)
-    plan_latent(planned, inputs, sm_scale, metadata=records, query_layout="split",
-          kv_cache_layout="split", lse_mode="base2")  # fmt: skip
+    plan_latent(
+        planned,
+        inputs,
+        sm_scale,
+        metadata=records,
+        query_layout="split",
+        kv_cache_layout="split",
+        lse_mode="base2",
+    )
 
 
 def _run_split(planned: Any, inputs: PagedAttentionInputs) -> Pair:  # noqa: ANN401  untyped
@@ -168,8 +175,14 @@ def _run_split(planned: Any, inputs: PagedAttentionInputs) -> Pair:  # noqa: ANN
     if version_matches(version(), RECORDS):
         out, lse = planned.run(query=queries, kv_cache=caches, return_lse=True, **scales)
     else:
-        out, lse = planned.run(q_nope=queries[0], q_pe=queries[1], ckv_cache=caches[0],
-                               kpe_cache=caches[1], return_lse=True, **scales)  # fmt: skip
+        out, lse = planned.run(
+            q_nope=queries[0],
+            q_pe=queries[1],
+            ckv_cache=caches[0],
+            kpe_cache=caches[1],
+            return_lse=True,
+            **scales,
+        )
     return out, to_natural(lse)
 
 

@@ -61,9 +61,11 @@ def mla_cutlass(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
     seq_lens = inputs.metadata.seq_lens
     if version_matches(version(), RECORDS):
         records = flashinfer("flashinfer.mla").MLAPlanMetadata.dense(
-            cum_seq_lens_q=inputs.metadata.qo_indptr, block_tables=table, seq_lens=seq_lens,
+            cum_seq_lens_q=inputs.metadata.qo_indptr,
+            block_tables=table,
+            seq_lens=seq_lens,
             max_q_len=1,
-        )  # fmt: skip
+        )
         plan_latent(planned, inputs, inputs.sm_scale * float(inputs.k_scale), metadata=records)
         return planned.run(query=q, kv_cache=pages), None
     out = planned.run(

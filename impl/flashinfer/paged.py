@@ -228,9 +228,11 @@ def _requests(
     query_lens = metadata.qo_indptr.diff()
     request = torch.repeat_interleave(torch.arange(len(chosen), device=chosen.device), query_lens)
     part = build_metadata(
-        query_lens[chosen], metadata.seq_lens[chosen], inputs.block_table[chosen],
+        query_lens[chosen],
+        metadata.seq_lens[chosen],
+        inputs.block_table[chosen],
         metadata.page_size,
-    )  # fmt: skip
+    )
     return part.to(inputs.q.device), chosen[request].nonzero().squeeze(-1)
 
 

@@ -54,9 +54,17 @@ def merge_state(inputs: MergeInputs) -> tuple[torch.Tensor, torch.Tensor]:
     merged, lse = torch.empty_like(v_a), s.new_empty((tokens, heads))
     if tokens:
         _kernel("merge_state_kernel")[(tokens,)](
-            v_a, s[0].contiguous(), v_b, s[1].contiguous(), merged, lse, heads, dim,
-            bdx=dim, bdy=heads,
-        )  # fmt: skip
+            v_a,
+            s[0].contiguous(),
+            v_b,
+            s[1].contiguous(),
+            merged,
+            lse,
+            heads,
+            dim,
+            bdx=dim,
+            bdy=heads,
+        )
     return merged, to_natural(lse)
 
 

@@ -43,8 +43,9 @@ class BlockPointer:
         pointer, mask = self.base, None
         for dim, size in enumerate(self.block_shape):
             index = self.language.arange(0, size) + self.offsets[dim]
-            index = index[tuple(slice(None) if each == dim else None
-                                for each in range(len(self.block_shape)))]  # fmt: skip
+            index = index[
+                tuple(slice(None) if each == dim else None for each in range(len(self.block_shape)))
+            ]
             pointer = pointer + index * self.strides[dim]
             if dim in checked:
                 inside = (index >= 0) & (index < self.shape[dim])

@@ -40,8 +40,9 @@ def modules() -> list[ModuleType]:
 def replacements(interpreter: Any) -> dict[str, Callable[..., Any]]:  # noqa: ANN401  a module
     """Return a function of Triton's tensors by each name that NumPy can stand in for."""
     names = {**dict(zip(SAME, SAME, strict=True)), **OTHERS}
-    found = {name: _elementwise(getattr(interpreter.np, np), interpreter)
-             for name, np in names.items()}  # fmt: skip
+    found = {
+        name: _elementwise(getattr(interpreter.np, np), interpreter) for name, np in names.items()
+    }
     return {**found, "rsqrt": _elementwise(lambda x: 1 / interpreter.np.sqrt(x), interpreter)}
 
 

@@ -97,10 +97,17 @@ def _attend(
     starts = itertools.accumulate(
         (t * len(k) for t, k in zip(lengths, keys, strict=True)), initial=0
     )
-    for request, (q, k, v, start, *written) in enumerate(zip(
-        inputs.q.split(lengths), keys, values, starts, out.split(lengths), lse.split(lengths),
-        strict=False,
-    )):  # fmt: skip
+    for request, (q, k, v, start, *written) in enumerate(
+        zip(
+            inputs.q.split(lengths),
+            keys,
+            values,
+            starts,
+            out.split(lengths),
+            lse.split(lengths),
+            strict=False,
+        )
+    ):
         if len(q) and len(k):
             attended, sums = _attend_one(inputs, q, k, v, (request, start))
             written[0].copy_(attended)
@@ -109,9 +116,12 @@ def _attend(
 
 
 def _attend_one(
-    inputs: AttentionInputs, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+    inputs: AttentionInputs,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
     which: tuple[int, int],
-) -> Pair:  # fmt: skip
+) -> Pair:
     """Attend to one request: its number, and where its custom mask begins.
 
     Returns:

@@ -59,11 +59,16 @@ def ragged(inputs: RaggedAttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
     varlen = require(MODULE, "torch")
     grouped = {"enable_gqa": True} if "enable_gqa" in _parameters() else {}
     out, lse = varlen.varlen_attn(
-        query=inputs.q, key=inputs.k, value=inputs.v,
-        cu_seq_q=inputs.qo_indptr, cu_seq_k=inputs.kv_indptr,
-        max_q=inputs.max_q_len, max_k=inputs.max_kv_len,
+        query=inputs.q,
+        key=inputs.k,
+        value=inputs.v,
+        cu_seq_q=inputs.qo_indptr,
+        cu_seq_k=inputs.kv_indptr,
+        max_q=inputs.max_q_len,
+        max_k=inputs.max_kv_len,
         scale=inputs.sm_scale * float(inputs.k_scale),
         window_size=(inputs.window_left, 0 if inputs.causal else inputs.window_right),
-        return_aux=varlen.AuxRequest(lse=True), **grouped,
-    )  # fmt: skip
+        return_aux=varlen.AuxRequest(lse=True),
+        **grouped,
+    )
     return out * float(inputs.v_scale), lse.T  # the LSE is [heads, tokens], whatever its page says

@@ -46,9 +46,12 @@ class Call:
         self.block_scales: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
         if isinstance(inputs, PagedAttentionInputs):
             cache = checked_cache(
-                inputs.k_cache, inputs.v_cache, inputs.kv_layout, inputs.kv_format,
+                inputs.k_cache,
+                inputs.v_cache,
+                inputs.kv_layout,
+                inputs.kv_format,
                 inputs.kv_cache_sf,
-            )  # fmt: skip
+            )
             self.k, self.v = (_slots(each, inputs.kv_layout) for each in (cache.k, cache.v))
             if cache.kv_format.quantised:
                 self.kv_format = cache.kv_format.element

@@ -69,11 +69,19 @@ def build(inputs: MetadataInputs) -> DeviceMetadata:
     block = BLOCK if table.is_cuda else min(next_power_of_two(max(columns, 1)), BLOCK)
     with scalars_as_bounds(table):
         require(KERNEL, "triton").build[(requests + 1, max(ceil_div(columns, block), 1))](
-            inputs.query_lens, inputs.seq_lens, table,
-            built.qo_indptr, built.paged_kv_indptr, built.paged_kv_indices,
-            built.paged_kv_last_page_len, built.seq_lens,
-            requests, inputs.page_size,
-            inputs.query_lens.stride(0), inputs.seq_lens.stride(0), *table.stride(),
+            inputs.query_lens,
+            inputs.seq_lens,
+            table,
+            built.qo_indptr,
+            built.paged_kv_indptr,
+            built.paged_kv_indices,
+            built.paged_kv_last_page_len,
+            built.seq_lens,
+            requests,
+            inputs.page_size,
+            inputs.query_lens.stride(0),
+            inputs.seq_lens.stride(0),
+            *table.stride(),
             BLOCK=block,
-        )  # fmt: skip
+        )
     return built

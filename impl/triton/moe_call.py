@@ -149,12 +149,27 @@ def _shared(inputs: MoEInputs) -> MoEInputs:
         gate = inputs.shared_gate.float()
         weights = weights * (torch.sigmoid(gate) if inputs.shared_gate_logits else gate)
     return replace(
-        inputs, w13=w13, w2=w2, topk_ids=ids, topk_weights=weights, w13_bias=None,
-        w2_bias=None, expert_offset=0, num_experts=None, weights_on_input=False,
-        intermediate_scale=None, shared_w13=None, shared_w2=None, out=None,
-        out_dtype=torch.float32, output_norm_eps=None, output_norm_gain=None,
-        routed_scaling_factor=1.0, shared_gate=None, identity_experts=0,
-    )  # fmt: skip
+        inputs,
+        w13=w13,
+        w2=w2,
+        topk_ids=ids,
+        topk_weights=weights,
+        w13_bias=None,
+        w2_bias=None,
+        expert_offset=0,
+        num_experts=None,
+        weights_on_input=False,
+        intermediate_scale=None,
+        shared_w13=None,
+        shared_w2=None,
+        out=None,
+        out_dtype=torch.float32,
+        output_norm_eps=None,
+        output_norm_gain=None,
+        routed_scaling_factor=1.0,
+        shared_gate=None,
+        identity_experts=0,
+    )
 
 
 def _plan(inputs: MoEInputs, hidden: Operand, w13: Operand, w2: Operand) -> Plan:
@@ -173,9 +188,13 @@ def _plan(inputs: MoEInputs, hidden: Operand, w13: Operand, w2: Operand) -> Plan
         )
     )
     by_expert = sort_pairs(
-        ids, inputs.topk_weights, first.m, inputs.expert_offset, experts,
+        ids,
+        inputs.topk_weights,
+        first.m,
+        inputs.expert_offset,
+        experts,
         on_input=inputs.weights_on_input,
-    )  # fmt: skip
+    )
     return Plan(inputs, hidden, w13, w2, first, second, by_expert, interpreted)
 
 
@@ -270,27 +289,48 @@ def _combine(
     block = min(next_power_of_two(channels), CHANNELS)
     ids, weights = inputs.topk_ids, inputs.topk_weights
     require(KERNEL, "triton").combine[(tokens, ceil_div(channels, block))](
-        partial, shared, ids, weights, out, channels, float(inputs.routed_scaling_factor),
+        partial,
+        shared,
+        ids,
+        weights,
+        out,
+        channels,
+        float(inputs.routed_scaling_factor),
         inputs.expert_offset,
         plan.w13.values.shape[0],
-        partial.stride(0), *ids.stride(), *weights.stride(), *out.stride(),
-        ON_INPUT=inputs.weights_on_input, TOP_K=ids.shape[1], BLOCK=block,
-    )  # fmt: skip
+        partial.stride(0),
+        *ids.stride(),
+        *weights.stride(),
+        *out.stride(),
+        ON_INPUT=inputs.weights_on_input,
+        TOP_K=ids.shape[1],
+        BLOCK=block,
+    )
 
 
 def _run(
-    name: str, tile: Tile, tiles: int, columns: int, dtype: str | None, plan: Plan,
+    name: str,
+    tile: Tile,
+    tiles: int,
+    columns: int,
+    dtype: str | None,
+    plan: Plan,
     arguments: dict[str, Any],
-) -> None:  # fmt: skip
+) -> None:
     language = require("triton.language", "triton")
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
     with scalars_as_bounds(plan.hidden.values):
         getattr(require(KERNEL, "triton"), name)[(plan.sorted.blocks * tiles,)](
-            **arguments, most_blocks=plan.sorted.blocks,
-            DTYPE=None if dtype is None else getattr(language, dtype), EVEN=columns % tile.k == 0,
-            BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP=tile.group,
+            **arguments,
+            most_blocks=plan.sorted.blocks,
+            DTYPE=None if dtype is None else getattr(language, dtype),
+            EVEN=columns % tile.k == 0,
+            BLOCK_M=tile.m,
+            BLOCK_N=tile.n,
+            BLOCK_K=tile.k,
+            GROUP=tile.group,
             **({} if plan.interpreted else options),
-        )  # fmt: skip
+        )
 
 
 def _middle_dtype(plan: Plan) -> torch.dtype:

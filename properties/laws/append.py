@@ -104,8 +104,10 @@ def never_written(subject: Subject, problem: AttentionProblem) -> Verdict:
         new[page, slot] = old[page, slot]
     for bound in bounds or ():
         by_slot(bound, problem.kv_layout)[page, slot] = 0
-    rows = [torch.cat([each, each.new_full((PADDED_ROWS, *each.shape[1:]), torch.nan)])
-            for each in (inputs.k, inputs.v)]  # fmt: skip
+    rows = [
+        torch.cat([each, each.new_full((PADDED_ROWS, *each.shape[1:]), torch.nan)])
+        for each in (inputs.k, inputs.v)
+    ]
     slots = mapping.masked_fill(skipped, -1)
     if choose(problem.seed, "padded slots", 1, 2):
         slots = torch.cat([slots, slots.new_full((PADDED_ROWS,), -1)])

@@ -122,8 +122,9 @@ def merge(subject: Subject, problem: ContextParallelProblem) -> Verdict:
     requests = torch.repeat_interleave(torch.tensor(problem.query_lens))
     for rank in range(problem.world):
         fields, page_size = _slice(subject, problem, replace(asked, rank=rank))
-        caches = {name: _share(problem, rank, getattr(context, name))
-                  for name in ("k_cache", "v_cache")}  # fmt: skip
+        caches = {
+            name: _share(problem, rank, getattr(context, name)) for name in ("k_cache", "v_cache")
+        }
         try:
             held = BatchMetadata(**fields, page_size=page_size)
             state = _attended(replace(context, **caches, metadata=held, causal=False))
@@ -135,8 +136,9 @@ def merge(subject: Subject, problem: ContextParallelProblem) -> Verdict:
             where = f"rank {rank} holds no key of request {int(requests[wrong][0])}"
             return fail("numeric", f"{where}: its lse must be -inf")
         states.append(state)
-    outs, lses = (torch.stack([getattr(each.expected, name) for each in states])
-                  for name in ("out", "lse"))  # fmt: skip
+    outs, lses = (
+        torch.stack([getattr(each.expected, name) for each in states]) for name in ("out", "lse")
+    )
     bound = merge_error_bound(
         outs,
         lses,

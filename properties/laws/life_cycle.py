@@ -218,8 +218,12 @@ class _Engine:
 
     def _run_another(self, step: int) -> Verdict | None:
         self._their_plan = self._batches.get(OTHER, self._batches[PLANNED])
-        plan(self._subject, self._theirs, self._their_plan,
-             tensors(self._subject, self._their_plan, 0))  # fmt: skip
+        plan(
+            self._subject,
+            self._theirs,
+            self._their_plan,
+            tensors(self._subject, self._their_plan, 0),
+        )
         return self._run_another_again(step)
 
     def _run_another_again(self, step: int) -> Verdict | None:

@@ -115,9 +115,7 @@ def _experts_contained(subject: Subject, problem: MoEProblem) -> Verdict:
     others = others.to(bound.device)
     if first.shape != second.shape:
         return fail("shape", f"out has shape {list(second.shape)}, not {list(first.shape)}")
-    verdict = same(
-        second[others], first[others], 2 * bound[others], exact=subject.exact(problem)
-    )  # fmt: skip
+    verdict = same(second[others], first[others], 2 * bound[others], exact=subject.exact(problem))
     return _said(verdict, f"with {_what(problem.seed)} in token {token} alone")
 
 

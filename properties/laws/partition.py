@@ -85,8 +85,9 @@ def _pick(result: Result, bounded: Bounded, rows: torch.Tensor) -> tuple[Result,
     return (out[rows], None if lse is None else lse[rows]), bound
 
 
-def _same_rows(batch: _Batch, ran: tuple[Result, Bounded], parts: Sequence[Part],
-               other: tuple[Result, Bounded]) -> Verdict:  # fmt: skip
+def _same_rows(
+    batch: _Batch, ran: tuple[Result, Bounded], parts: Sequence[Part], other: tuple[Result, Bounded]
+) -> Verdict:
     """Compare a run of parts with their rows of the whole batch."""
     expected, bound = _pick(*ran, batch.rows(parts))
     result, bounded = other
@@ -159,9 +160,18 @@ def verify_chain(subject: Subject, problem: AttentionProblem) -> Verdict:
 def split_kv(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Attend to two ranges of the keys and merge the states: attention to all of them."""
     one_query_each = max(problem.query_lens, default=0) <= 1
-    problem = replace(problem, **PLAIN_MASK, tree=0, sinks=False, alibi=False, window_left=-1,
-                      window_right=-1, output_scale=None, causal=problem.causal and one_query_each,
-                      causal_by_request=problem.causal_by_request and one_query_each)  # fmt: skip
+    problem = replace(
+        problem,
+        **PLAIN_MASK,
+        tree=0,
+        sinks=False,
+        alibi=False,
+        window_left=-1,
+        window_right=-1,
+        output_scale=None,
+        causal=problem.causal and one_query_each,
+        causal_by_request=problem.causal_by_request and one_query_each,
+    )
     size = problem.page_size
     halves: tuple[list[Part], list[Part]] = ([], [])
     for request, queries, (keys,) in whole(problem):
@@ -201,8 +211,9 @@ def keys_behind_window(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Drop the pages of keys that lie behind every row's window: nothing changes."""
     # First keys and chunks count positions from the first key, which goes.
     problem = replace(problem, **WITHOUT_TABLES, tree=0, chunk=0, sink_tokens=0)
-    longest = max((s - t for t, s in zip(problem.query_lens, problem.seq_lens, strict=True)),
-                  default=0)  # fmt: skip
+    longest = max(
+        (s - t for t, s in zip(problem.query_lens, problem.seq_lens, strict=True)), default=0
+    )
     for window in dict.fromkeys((problem.window_left, max(longest, 0) // 2, 0)):
         windowed = replace(problem, window_left=window)
         parts = [_behind(part, windowed) for part in whole(windowed)]
@@ -231,9 +242,17 @@ def _behind(part: Part, problem: AttentionProblem) -> Part:
 def doubled_keys(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Attend to every key twice: each takes half its weight, and lse grows by log 2."""
     one_query_each = max(problem.query_lens, default=0) <= 1
-    problem = replace(problem, **PLAIN_MASK, tree=0, sinks=False, alibi=False, window_left=-1,
-                      window_right=-1, causal=problem.causal and one_query_each,
-                      causal_by_request=problem.causal_by_request and one_query_each)  # fmt: skip
+    problem = replace(
+        problem,
+        **PLAIN_MASK,
+        tree=0,
+        sinks=False,
+        alibi=False,
+        window_left=-1,
+        window_right=-1,
+        causal=problem.causal and one_query_each,
+        causal_by_request=problem.causal_by_request and one_query_each,
+    )
     size = problem.page_size
     full = [range(len(keys) // size * size) for _, _, (keys,) in whole(problem)]
     pairs = list(zip(whole(problem), full, strict=True))

@@ -62,9 +62,11 @@ def tree_paths(subject: Subject, problem: AttentionProblem) -> Verdict:
     rows = _rows(tree, kept).to(inputs.q.device)
     other, other_bounded = run_on(subject, alone, select(second, parts))
     return agree(
-        _picked(result, rows), other, (_bound(bounded.bound, rows), other_bounded.bound),
+        _picked(result, rows),
+        other,
+        (_bound(bounded.bound, rows), other_bounded.bound),
         exact=subject.exact(tree),
-    )  # fmt: skip
+    )
 
 
 def tree_siblings(subject: Subject, problem: AttentionProblem) -> Verdict:
@@ -90,9 +92,11 @@ def tree_siblings(subject: Subject, problem: AttentionProblem) -> Verdict:
     rows = _rows(tree, orders).to(device)
     other, other_bounded = run_on(subject, tree, second)
     return agree(
-        _picked(result, rows), other, (_bound(bounded.bound, rows), other_bounded.bound),
+        _picked(result, rows),
+        other,
+        (_bound(bounded.bound, rows), other_bounded.bound),
         exact=subject.exact(tree),
-    )  # fmt: skip
+    )
 
 
 def _as_tree(subject: Subject, problem: AttentionProblem) -> AttentionProblem | None:
@@ -103,8 +107,15 @@ def _as_tree(subject: Subject, problem: AttentionProblem) -> AttentionProblem | 
     if problem.more_queries_than_keys or problem.most_queries <= 1:
         return None
     number = problem.tree or 1 + problem.seed % 3
-    tree = replace(problem, **PLAIN_MASK, tree=number, window_left=-1, window_right=-1,
-                   alibi=False, shared_prefix_pages=0)  # fmt: skip
+    tree = replace(
+        problem,
+        **PLAIN_MASK,
+        tree=number,
+        window_left=-1,
+        window_right=-1,
+        alibi=False,
+        shared_prefix_pages=0,
+    )
     return tree if subject.supports(tree) else None
 
 

@@ -220,8 +220,10 @@ def append_codes_truncated(inputs: AppendInputs) -> Caches:
     scales = scales_of(inputs)
     k, v = codes_of(inputs, scales)
     if k.dtype == torch.int8:
-        k, v = ((rows.float() / scale).to(torch.int8)
-                for rows, scale in zip((inputs.k, inputs.v), scales, strict=True))  # fmt: skip
+        k, v = (
+            (rows.float() / scale).to(torch.int8)
+            for rows, scale in zip((inputs.k, inputs.v), scales, strict=True)
+        )
     return write_scaled(inputs, (k, v), scales)
 
 

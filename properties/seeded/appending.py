@@ -62,8 +62,10 @@ def write(inputs: AppendInputs, pages: torch.Tensor, slots: torch.Tensor, rows: 
 def scales_of(inputs: AppendInputs) -> Pair:
     """Return the scale of each new token and head, [tokens, kv_heads, 1] float32."""
     largest = _largest(inputs)
-    k, v = ((rows.float().abs().amax(-1, keepdim=True) / largest).clamp_min(LEAST_SCALE)
-            for rows in (inputs.k, inputs.v))  # fmt: skip
+    k, v = (
+        (rows.float().abs().amax(-1, keepdim=True) / largest).clamp_min(LEAST_SCALE)
+        for rows in (inputs.k, inputs.v)
+    )
     return k, v
 
 

@@ -21,8 +21,11 @@ BUGS: list[SeededBug] = []
 CONTROLS: list[SeededBug] = []
 Pair = tuple[torch.Tensor, torch.Tensor]
 PAGED, RAGGED, MERGE, APPEND = (
-    "paged_attention", "ragged_attention", "merge_state", "append_paged_kv",
-)  # fmt: skip
+    "paged_attention",
+    "ragged_attention",
+    "merge_state",
+    "append_paged_kv",
+)
 PADDED, TILE, PARTS = ("padded_rows",), 8, 4
 """The feature; requests or tokens of a tile; parts of a request."""
 

@@ -76,62 +76,82 @@ def _substitute(source: str, faulty: str, before: str, after: str) -> None:
 
 
 window_of_first_row = _bug(
-    "window-of-first-row", attention_call, attention.paged,
+    "window-of-first-row",
+    attention_call,
+    attention.paged,
     "inner = tl.maximum(last_position - left, low)",
     "inner = tl.maximum(first_position - left, low)",
     "Leave unmasked the tiles that the window of a block's first row sees in full.",
-)  # fmt: skip
+)
 causal_tile_unmasked = _bug(
-    "causal-tile-unmasked", attention_call, attention.paged,
+    "causal-tile-unmasked",
+    attention_call,
+    attention.paged,
     "tl.minimum(first_position + right + 1, high)",
     "tl.minimum(last_position + right + 1, high)",
     "Leave unmasked the tiles that the last row of a block sees in full.",
-)  # fmt: skip
+)
 edge_not_rescaled = _bug(
-    "edge-not-rescaled", attention_call, attention.ragged,
+    "edge-not-rescaled",
+    attention_call,
+    attention.ragged,
     "attended * fading[:, None]",
     "attended * tl.where(block > 0, fading, 1.0)[:, None]",
     "Forget to rescale what was attended when the first masked tile has a larger maximum.",
-)  # fmt: skip
+)
 tail_of_one_key = _bug(
-    "tail-of-one-key", attention_call, attention.paged,
+    "tail-of-one-key",
+    attention_call,
+    attention.paged,
     "(tl.maximum(high - inner_end, 0) + BLOCK_N - 1)",
     "(tl.maximum(high - inner_end, 0) + BLOCK_N - 1 - (blocks > 0).to(tl.int32))",
     "Drop the last key where full tiles and one key more end there.",
-)  # fmt: skip
+)
 page_of_key_before = _bug(
-    "page-of-key-before", attention_call, attention.paged,
+    "page-of-key-before",
+    attention_call,
+    attention.paged,
     "place_of(key + BLOCK_N, page_shift",
     "place_of(key + BLOCK_N - 1, page_shift",
     "Load the next tile's pages for the keys before its own.",
-)  # fmt: skip
+)
 mask_of_first_tile = _bug(
-    "mask-of-first-tile", attention_call, attention.ragged,
+    "mask-of-first-tile",
+    attention_call,
+    attention.ragged,
     "mask_row[:, None] + key[None, :]",
     "mask_row[:, None] + (key % BLOCK_N)[None, :]",
     "Read every tile's custom mask where the first one's lies.",
-)  # fmt: skip
+)
 splits_share_a_key = _bug(
-    "splits-share-a-key", attention_call, attention.split_kv,
+    "splits-share-a-key",
+    attention_call,
+    attention.split_kv,
     "low += split * share",
     "low += split * (share - 1)",
     "Begin each split a key early: count a key twice, and drop the last key of a full last split.",
-)  # fmt: skip
+)
 empty_split_weighs = _bug(
-    "empty-split-weighs", attention_call, attention.split_kv,
+    "empty-split-weighs",
+    attention_call,
+    attention.split_kv,
     "(largest + tl.log2(divisor)) * lse_factor",
     "tl.where((total == 0.0) & (split > 0), 0.0, largest + tl.log2(divisor)) * lse_factor",
     "Give a later split without keys a log-sum-exp of 0.",
-)  # fmt: skip
+)
 sink_in_every_split = _bug(
-    "sink-in-every-split", attention_call, attention.split_kv,
+    "sink-in-every-split",
+    attention_call,
+    attention.split_kv,
     "(has_sinks != 0) & (split == 0)",
     "(has_sinks != 0) & ((split == 0) | (low < high))",
     "Count the sink once more in each later split with keys.",
-)  # fmt: skip
+)
 lse_of_largest_split = _bug(
-    "lse-of-largest-split", merge, attention.split_kv,
+    "lse-of-largest-split",
+    merge,
+    attention.split_kv,
     "largest * out_factor + tl.log2(divisor) * 0.6931471805599453",
     "largest * out_factor",
     "Give the largest log-sum-exp of the splits for that of all.",
-)  # fmt: skip
+)

@@ -218,8 +218,11 @@ def _lengths_of(phase: str, verify: int) -> list[tuple[int, int]]:
     """Return (query_len, seq_len) of the requests of an example."""
     t, s = PHASES[phase]
     if verify:
-        return [(2, 5), (1, 3), (3, 7)] if verify == RAGGED else [(verify, verify + more)
-                                                                  for more in (3, 5)]  # fmt: skip
+        return (
+            [(2, 5), (1, 3), (3, 7)]
+            if verify == RAGGED
+            else [(verify, verify + more) for more in (3, 5)]
+        )
     # A batch without a token is another matter: a request without a query has company. So has a
     # verify, of another number of tokens: kernels that take equally many only have ``verify``.
     company = {"no_query": [(1, s)], "verify": [(t + 1, s + 2)]}

@@ -303,15 +303,24 @@ def _heads(draw: st.DrawFn, axes: Axes, keys: int, *, square: bool) -> dict[str,
     def affordable(name: str, work: Callable[[Any], int], heads: int = 0) -> tuple[Any, ...]:
         values = axes.allows(name)
         few = axes.max_heads if heads else 0
-        return tuple(value for value in values if keys * work(value) <= axes.max_work
-                     and not (few and heads * value > few)) or values[:1]  # fmt: skip
+        return (
+            tuple(
+                value
+                for value in values
+                if keys * work(value) <= axes.max_work and not (few and heads * value > few)
+            )
+            or values[:1]
+        )
 
     # With much work to spend, a prefill of as many tokens is to be affordable, not just a decode.
     prefill = axes.max_work >= MUCH_WORK and "prefill" in axes.allows("phase")
     prefill |= bool(axes.edges) and square
     rows = keys if prefill and keys > KEYS_TO_AFFORD[0] else 1
-    dims = draw(one_of(affordable("head_dims", lambda dims: (rows * _least_group(dims) + 8)
-                                   * sum(dims[:2]))))  # fmt: skip
+    dims = draw(
+        one_of(
+            affordable("head_dims", lambda dims: (rows * _least_group(dims) + 8) * sum(dims[:2]))
+        )
+    )
     channels = sum(dims[:2])
     counts = affordable(
         "num_kv_heads", lambda heads: (rows + 8) * heads * channels, _least_group(dims)
@@ -349,8 +358,10 @@ def _few_requests(axes: Axes, work: int) -> bool:
     """Whether no heads leave room for two requests, though several of this work may be drawn."""
     cheapest = {"num_kv_heads": axes.allows("num_kv_heads")[0],
                 "group_size": min(axes.allows("group_size"))}  # fmt: skip
-    dims = min((head_fields(each) for each in axes.allows("head_dims")),
-               key=lambda each: int(each["head_dim_qk"] + each["head_dim_vo"]))  # fmt: skip
+    dims = min(
+        (head_fields(each) for each in axes.allows("head_dims")),
+        key=lambda each: int(each["head_dim_qk"] + each["head_dim_vo"]),
+    )
     least = 2 * KEYS_TO_AFFORD[0] * _work_of_a_key(cheapest | dims)
     affordable = FEW_REQUESTS[-1] * work <= MOST_DEARER * axes.max_work
     return least > axes.max_work and affordable and not axes.edges
@@ -589,8 +600,11 @@ def _verified(
 ) -> tuple[int, int]:
     """Draw (query_len, seq_len) of a request of which this many, or some, tokens are verified."""
     if tokens == RAGGED:
-        affordable = (t for t in range(3, MOST_DRAFTS + 1)
-                      if KEYS_A_DRAFT * t * _work_of_a_key(fields, t) <= work)  # fmt: skip
+        affordable = (
+            t
+            for t in range(3, MOST_DRAFTS + 1)
+            if KEYS_A_DRAFT * t * _work_of_a_key(fields, t) <= work
+        )
         tokens = draw(st.integers(1, max(affordable, default=2)))
     cap = min(max(int(work / _work_of_a_key(fields, tokens)), tokens + 1), MOST_VERIFIED)
     # Half of them are as long as they may be.

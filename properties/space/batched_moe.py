@@ -69,9 +69,7 @@ def batched_problems(draw: st.DrawFn, axes: Axes) -> BatchedMoEProblem:
         if (each := axes.allows(name))
     }
     formats = axes.allows("quantisation")
-    quantized, hidden_too = draw(
-        one_of([*[formats[0]] * max(1, len(formats) - 1), *formats[1:]])
-    )  # fmt: skip
+    quantized, hidden_too = draw(one_of([*[formats[0]] * max(1, len(formats) - 1), *formats[1:]]))
     activation = ACTIVATIONS[fields["activation"]]
     if fields["interleaved"] and not activation.gated:
         fields["interleaved"] = axes.allows("interleaved")[0]
@@ -84,8 +82,9 @@ def batched_problems(draw: st.DrawFn, axes: Axes) -> BatchedMoEProblem:
     affordable = [s for s in sizes if operands * products * s[0] * s[1] <= axes.max_work]
     hidden, inter = draw(one_of(affordable or sizes[:1] or [(2 * multiple, 2 * multiple)]))
     room = max(axes.max_work // (products * hidden * inter), 1)
-    most = draw(one_of([n for n in axes.allows("most_rows") if n <= room] or
-                       axes.allows("most_rows")[:1]))  # fmt: skip
+    most = draw(
+        one_of([n for n in axes.allows("most_rows") if n <= room] or axes.allows("most_rows")[:1])
+    )
     experts = draw(one_of([n for n in EXPERTS if 2 * WEIGHTS * n <= room] or EXPERTS[:1]))
     share = max(1, (room - WEIGHTS * experts) // experts)
     counts: list[int] = []

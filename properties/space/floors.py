@@ -134,8 +134,11 @@ def beyond_the_work(axes: Axes, each: int) -> st.SearchStrategy[Floor | None]:
         each: weights of an expert of the smallest size.
     """
     floors = expert_floors(axes, each)
-    rare = {name: floor for name, floor in floors.items()
-            if REACHED * floor.units * each > axes.max_work}  # fmt: skip
+    rare = {
+        name: floor
+        for name, floor in floors.items()
+        if REACHED * floor.units * each > axes.max_work
+    }
     if not rare:
         return st.none()
     fast = axes.max_work >= FAST_WORK

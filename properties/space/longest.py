@@ -75,8 +75,12 @@ def longest(axes: Axes, device: str = "cpu") -> tuple[AttentionProblem, ...]:
     if chosen is None:
         return ()
     first = _of_keys(axes, chosen, KEYS[device] + BEHIND_AN_EDGE)
-    other = {name: each for name, values in OTHER_VALUES.items()
-             for each in reversed(values) if each in axes.allows(name)}  # fmt: skip
+    other = {
+        name: each
+        for name, values in OTHER_VALUES.items()
+        for each in reversed(values)
+        if each in axes.allows(name)
+    }
     second = _of_keys(axes, chosen | other, KEYS[device])
     return first, replace(second, seed=LAST_KEY)
 
@@ -91,10 +95,15 @@ def of_hidden_tiles(axes: Axes) -> list[AttentionProblem]:
         return []
     chosen = _of_few_queries(axes)
     patterns = [each for each in HIDDEN_TILES if each in axes.allows("mask_pattern")]
-    return [] if chosen is None else [
-        replace(_of_keys(axes, {**chosen, "mask_pattern": pattern}, TILED_KEYS), seed=seed)
-        for pattern in patterns for seed in TILE_SEEDS
-    ]  # fmt: skip
+    return (
+        []
+        if chosen is None
+        else [
+            replace(_of_keys(axes, {**chosen, "mask_pattern": pattern}, TILED_KEYS), seed=seed)
+            for pattern in patterns
+            for seed in TILE_SEEDS
+        ]
+    )
 
 
 def of_one_sign(axes: Axes) -> list[AttentionProblem]:
@@ -141,8 +150,11 @@ def _full_choices(axes: Axes, count: int, keys: int) -> Iterator[AttentionProble
     first, *others = axes.restricted()
     yield from _of_count(first, {}, count, keys)
     # What the implementation was first seen to take, whatever shows a lost key best.
-    known = {name: value for name, value in first.simplest.items()
-             if name not in OF_LENGTHS and value in first.values.get(name, ())}  # fmt: skip
+    known = {
+        name: value
+        for name, value in first.simplest.items()
+        if name not in OF_LENGTHS and value in first.values.get(name, ())
+    }
     yield from _of_count(first, known, count, keys)
     values = ({name: value} for name in FULL_AXES for value in first.values.get(name, ()))
     differing = itertools.zip_longest(

@@ -26,9 +26,14 @@ Free = Callable[["Module"], bool]
 OF_CODES = ("caches", "quantisation")
 """Axes whose first value is that of plain numbers."""
 WITH_ANOTHER = (
-    "q_scale", "k_scale", "v_scale", "mask_pattern", "mask_by_head", "alibi_function",
+    "q_scale",
+    "k_scale",
+    "v_scale",
+    "mask_pattern",
+    "mask_by_head",
+    "alibi_function",
     "real",
-)  # fmt: skip
+)
 """Axes whose values come with those of another axis, which decides."""
 WITHOUT_MASKS = ("window_left", "logits_soft_cap")
 """Axes whose first value the first module of several query tokens has: trees have no window."""
@@ -147,8 +152,10 @@ class Selection:
         return plain or found
 
     def _is_without_masks(self, module: Module) -> bool:
-        return all(self._simplest.get(name) in module.values.get(name, (self._simplest.get(name),))
-                   for name in WITHOUT_MASKS)  # fmt: skip
+        return all(
+            self._simplest.get(name) in module.values.get(name, (self._simplest.get(name),))
+            for name in WITHOUT_MASKS
+        )
 
     def take(self, modules: Sequence[Module]) -> None:
         """Choose what ``next`` has returned."""
@@ -181,8 +188,11 @@ def _has_several_tokens(module: Module) -> bool:
 
 def _groups(axes: Axes, keys: Keys) -> dict[str, list[tuple[Any, ...]]]:
     """Return the values of each axis that decides about the module, grouped by module."""
-    others = [{name: value} for name in ("head_dims", "dtype", "causal")
-              for value in axes.values.get(name, ())]  # fmt: skip
+    others = [
+        {name: value}
+        for name in ("head_dims", "dtype", "causal")
+        for value in axes.values.get(name, ())
+    ]
     groups: dict[str, list[tuple[Any, ...]]] = {}
     for name, values in axes.values.items():
         if name in WITH_ANOTHER:

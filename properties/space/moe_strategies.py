@@ -107,15 +107,21 @@ def moe_problems(draw: st.DrawFn, axes: Axes) -> MoEProblem:
     fields["pad_to"] = pad_to
     room = axes.max_work // (products * filled(hidden, pad_to) * filled(inter, pad_to))
     room -= WEIGHTS * fields.get("shared_experts", 0)
-    experts = draw(one_of(floor.experts if floor else
-                          [n for n in axes.allows("num_experts") if 2 * WEIGHTS * n <= room]
-                          or axes.allows("num_experts")[:1]))  # fmt: skip
+    experts = draw(
+        one_of(
+            floor.experts
+            if floor
+            else [n for n in axes.allows("num_experts") if 2 * WEIGHTS * n <= room]
+            or axes.allows("num_experts")[:1]
+        )
+    )
     if sharded:
         experts = max(2, experts)
         fields |= draw(_shard(experts))
     anything = fields["assignment"] == "duplicates"
-    slots = [k for k in (floor.top_k if floor else axes.allows("top_k"))
-             if anything or k <= experts]  # fmt: skip
+    slots = [
+        k for k in (floor.top_k if floor else axes.allows("top_k")) if anything or k <= experts
+    ]
     if not slots:
         slots = list(axes.allows("top_k")[:1])
         experts = max(experts, slots[0])

@@ -178,15 +178,29 @@ class Space:
 def _attention(operation: str, axes: Mapping[str, tuple[Any, ...]], **differing: Any) -> Space:  # noqa: ANN401
     """Return the entry of an operation of attention over pages, with what differs."""
     return replace(
-        Space(axes, partial(attention_example, operation), attention_problems, sizes.of_pages,
-              simpler_paged_batch, on_few_pages, exact_where_allowed,
-              sizes.more_requests, sizes.more_keys, sizes.is_on_few_pages,
-              lengths=sizes.lengths_of_batch, edges=sizes.edges_of_batch, long=long_axes,
-              longest=longest, no_longest="its requests have as many queries as keys",
-              owed=_several_requests, wide=_wide, full=full_batches,
-              real=Real(many_values, row_values)),
+        Space(
+            axes,
+            partial(attention_example, operation),
+            attention_problems,
+            sizes.of_pages,
+            simpler_paged_batch,
+            on_few_pages,
+            exact_where_allowed,
+            sizes.more_requests,
+            sizes.more_keys,
+            sizes.is_on_few_pages,
+            lengths=sizes.lengths_of_batch,
+            edges=sizes.edges_of_batch,
+            long=long_axes,
+            longest=longest,
+            no_longest="its requests have as many queries as keys",
+            owed=_several_requests,
+            wide=_wide,
+            full=full_batches,
+            real=Real(many_values, row_values),
+        ),
         **differing,
-    )  # fmt: skip
+    )
 
 
 OPERATIONS = Table("kernelproof.properties.space.operations.OPERATIONS", {

@@ -76,8 +76,11 @@ def fitting(axes: Axes) -> tuple[int, ...]:
         return ()
     usual = AXES[axes.operation]
     names = ("head_dims", "page_size", *(WINDOWED if axes.operation != "append_paged_kv" else ()))
-    allowed = tuple((name, axes.values[name]) for name in names
-                    if name in axes.values and axes.values[name] != usual[name])  # fmt: skip
+    allowed = tuple(
+        (name, axes.values[name])
+        for name in names
+        if name in axes.values and axes.values[name] != usual[name]
+    )
     groups = axes.values.get("group_size", ())
     return _fitting(axes.operation, values, allowed, groups, axes.max_work, axes.max_heads)
 
@@ -229,5 +232,8 @@ def _many(operation: str, numbers: tuple[int, ...]) -> tuple[tuple[tuple[str, st
         for name, value in values_of(operation, real).items():
             families.setdefault((name, str(value)), set()).update(real.families)
             weights[name, str(value)] = weights.get((name, str(value)), 0) + len(real.families)
-    return tuple((key, weights[key] / total / (OTHERS + 1)) for key, several in families.items()
-                 if len(several) >= MANY)  # fmt: skip
+    return tuple(
+        (key, weights[key] / total / (OTHERS + 1))
+        for key, several in families.items()
+        if len(several) >= MANY
+    )

@@ -264,8 +264,10 @@ def _drop_what_no_size_fits(operation: str, kept: dict[str, tuple[Any, ...]]) ->
         if any(not any(n % MULTIPLES.get(each[0], 1) for n in size) for size in kept["sizes"])
     )
     if not fitting:
-        sizes, formats = (", ".join(map(_word, each)) for each in (
-            kept["sizes"], dict.fromkeys(each[0] for each in kept["quantisation"])))  # fmt: skip
+        sizes, formats = (
+            ", ".join(map(_word, each))
+            for each in (kept["sizes"], dict.fromkeys(each[0] for each in kept["quantisation"]))
+        )
         message = f"no weights of {formats} have the sizes {sizes} ({operation})"
         raise OnlyError(message)
     kept["quantisation"] = fitting

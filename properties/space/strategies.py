@@ -14,8 +14,9 @@ from .operations import OPERATIONS
 from .strategy_helpers import sampled
 
 
-def problems(axes: Axes | None = None, *, operation: str = "paged_attention",
-             max_work: int = 400_000) -> st.SearchStrategy[Problem]:  # fmt: skip
+def problems(
+    axes: Axes | None = None, *, operation: str = "paged_attention", max_work: int = 400_000
+) -> st.SearchStrategy[Problem]:
     """Draw problems.
 
     Args:

@@ -116,8 +116,9 @@ def wide_start(
     anchors = anchors_of(operation, axes)
     not_named: set[Value] = set()
     asked = 0
-    for tried in _batches(_near(axes, simplest, anchors, FEW_ANCHORS.get(operation, OTHERS)),
-                          not_named):  # fmt: skip
+    for tried in _batches(
+        _near(axes, simplest, anchors, FEW_ANCHORS.get(operation, OTHERS)), not_named
+    ):
         chosen = [{**simplest, **anchor, **dict(changed)} for anchor, changed in tried]
         answers = probe([example(operation, each) for each in chosen])
         for each, (_, changed), refusal in zip(chosen, tried, answers, strict=True):

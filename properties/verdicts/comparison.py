@@ -36,17 +36,29 @@ def fail(kind: str, message: str, ratio: float | None = None) -> Verdict:
 
 
 def off(
-    kind: str, where: str, got: str, expected: str, *, bound: str = "", more: str = "",
-    ratio: float | None = None, worst: Sequence[Listed] = (),
-) -> Verdict:  # fmt: skip
+    kind: str,
+    where: str,
+    got: str,
+    expected: str,
+    *,
+    bound: str = "",
+    more: str = "",
+    ratio: float | None = None,
+    worst: Sequence[Listed] = (),
+) -> Verdict:
     """Return a FAIL that names an element that is wrong, see ``Verdict.element``."""
     element = {"where": where, "got": got, "expected": expected}
     exactly = "exactly " if bound == EXACTLY else ""
     message = f"{where} is {got}, expected {exactly}{expected}{more}"
     return Verdict(
-        "FAIL", kind, message, ratio, element={**element, "bound": bound}, worst=worst,
+        "FAIL",
+        kind,
+        message,
+        ratio,
+        element={**element, "bound": bound},
+        worst=worst,
         at_call=CALLS.count,
-    )  # fmt: skip
+    )
 
 
 def unusable(name: str, tensor: torch.Tensor, device: str) -> Verdict | None:

@@ -11,8 +11,12 @@ from .verdict import Verdict
 
 OUT_OF_MEMORY = "out of memory"
 """The kind of a CRASH for which the machine was too small, or too full."""
-NO_ALLOCATION = ("can't allocate memory", "CUDA out of memory", "CUDA error: out of memory",
-                 "STATUS_ALLOC_FAILED")  # fmt: skip
+NO_ALLOCATION = (
+    "can't allocate memory",
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "STATUS_ALLOC_FAILED",
+)
 """What torch says of an allocation that failed: on the host, on a GPU, of CUDA, of cuBLAS."""
 BREAKPOINT = "a breakpoint has no terminal in a worker; use `kernelproof replay --in-process`"
 

@@ -18,8 +18,11 @@ def tensors_of(inputs: Inputs) -> dict[str, torch.Tensor]:
         if isinstance(value, torch.Tensor):
             found[field.name] = value
         elif isinstance(value, QuantizedMatrix):
-            parts = zip(("codes", "scales", "global_scale"),
-                        (value.codes, value.scales, value.global_scale), strict=True)  # fmt: skip
+            parts = zip(
+                ("codes", "scales", "global_scale"),
+                (value.codes, value.scales, value.global_scale),
+                strict=True,
+            )
             found.update(
                 {f"{field.name}.{name}": t for name, t in parts if isinstance(t, torch.Tensor)}
             )

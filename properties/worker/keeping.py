@@ -242,8 +242,9 @@ def _plain(value: object) -> Any:  # noqa: ANN401  JSON
 def _parts(value: Any) -> list[str]:  # noqa: ANN401  a record
     """Name a record's fields, and the properties that a kernel may read too."""
     fields = getattr(value, "_fields", None) or [each.name for each in dataclasses.fields(value)]
-    properties = [name for name in dir(type(value))
-                  if isinstance(getattr(type(value), name), property)]  # fmt: skip
+    properties = [
+        name for name in dir(type(value)) if isinstance(getattr(type(value), name), property)
+    ]
     return [name for name in (*fields, *properties) if name not in SURROUNDINGS]
 
 

@@ -55,9 +55,16 @@ def batched_moe(
         ValueError: a count out of range, or what ``moe`` refuses; the argument is named.
     """
     options = MoEOptions(
-        activation, w13_bias, w2_bias, alpha, beta, limit, interleaved,
-        intermediate_scale=intermediate_scale, compute_dtype=compute_dtype,
-    )  # fmt: skip
+        activation,
+        w13_bias,
+        w2_bias,
+        alpha,
+        beta,
+        limit,
+        interleaved,
+        intermediate_scale=intermediate_scale,
+        compute_dtype=compute_dtype,
+    )
     with torch.no_grad():
         call, shape = _rows_call(hidden, w13, w2, counts, options)
         return apply_experts(call, compute_dtype).view(shape)

@@ -425,6 +425,15 @@ def _shared(
     logits = abs(weight) if gate is not None and options.shared_gate_logits else 0.0
     numbers = _numbers(activation, options, experts)
     return Experts(
-        w13, w2, None, None, activation, options.interleaved, numbers, ids, weights,
-        on_input=False, gate=logits,
-    )  # fmt: skip
+        w13,
+        w2,
+        None,
+        None,
+        activation,
+        options.interleaved,
+        numbers,
+        ids,
+        weights,
+        on_input=False,
+        gate=logits,
+    )

@@ -87,6 +87,12 @@ def int4(group: int, *, zero_points: bool = False) -> MatrixElement:
         return dequantize_int4_groups(codes, group, scales, given)
 
     return MatrixElement(
-        torch.uint8, encode, decode, packed=2, block=group, short=True, has_zero_points=zero_points,
+        torch.uint8,
+        encode,
+        decode,
+        packed=2,
+        block=group,
+        short=True,
+        has_zero_points=zero_points,
         largest=ROOM,
-    )  # fmt: skip
+    )

@@ -19,10 +19,11 @@ KV_CACHES = (
         (each.name + variant for each in CACHE_ELEMENTS.values() for variant in each.variants),
         # The plain variants of a feature's elements first.
         key=lambda name: (
-            QUANTISED_KV.index(cache_element(name.partition(" ")[0]).feature), " " in name,
+            QUANTISED_KV.index(cache_element(name.partition(" ")[0]).feature),
+            " " in name,
         ),
     ),
-)  # fmt: skip
+)
 """Formats of a KV cache: the problem's dtype, or quantised; ``kv_format`` of the inputs says it.
 A last word such as ``interleaved`` is the layout of V's block scales."""
 Q_DTYPES = ("", *FP8)

@@ -23,8 +23,9 @@ def check_types(problem: BaseProblem) -> None:
 def _checks(cls: Any) -> tuple[tuple[str, frozenset[type], Any], ...]:  # noqa: ANN401  a type
     """Return each field's name, the types that need no second look, and its annotation."""
     hints = hints_of(cls)
-    return tuple((field.name, _exact(hints[field.name]), hints[field.name])
-                 for field in fields(cls))  # fmt: skip
+    return tuple(
+        (field.name, _exact(hints[field.name]), hints[field.name]) for field in fields(cls)
+    )
 
 
 def _exact(hint: Any) -> frozenset[type]:  # noqa: ANN401  a typing annotation

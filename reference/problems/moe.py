@@ -49,9 +49,11 @@ SWIGLU_SUBSETS = {
 """The numbers of alpha, beta and limit that a call passes, by name; empty: all that the activation
 takes."""
 SWIGLU_PARAMETERS = (
-    "", "one", "each",
+    "",
+    "one",
+    "each",
     *(f"{each}{names}" for names in SWIGLU_SUBSETS if names for each in ("", "each_")),
-)  # fmt: skip
+)
 QUANTISED = ("", *WEIGHT_FORMATS)
 MULTIPLES = {name: form.weights.multiple for name, form in WEIGHT_FORMATS.items()}
 """What hidden and inter are multiples of, by format: columns that share a scale, or a byte."""

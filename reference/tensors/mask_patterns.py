@@ -171,8 +171,10 @@ def _images(queries: int, keys: int, place: Place) -> list[tuple[int, int]]:
     longest = min((6, 3, 40, 200)[place("longest", 4)], max(new // count, 2))
     # The first lies among the queries; others mostly too, if there is room for all, or anywhere.
     room = new >= 3 * count
-    ranges = [new if not number or (room and place(f"near {number}", 3)) else keys
-              for number in range(count)]  # fmt: skip
+    ranges = [
+        new if not number or (room and place(f"near {number}", 3)) else keys
+        for number in range(count)
+    ]
     middles = sorted(
         keys - size + place(f"middle {number}", size) for number, size in enumerate(ranges)
     )

@@ -429,8 +429,10 @@ def _judge(answer: Answer, folder: Path, tag: str) -> None:
         wrong.append(f"unprintable on the screen: {sorted(map(repr, bad))}")
     if re.search("^CONFORMING: no new", screen, re.MULTILINE) and answer.code != 0:
         wrong.append("a verdict line was forged")
-    of = {each["reference"].rpartition("/")[2].partition(".")[0]: each
-          for each in report["implementations"]}  # fmt: skip
+    of = {
+        each["reference"].rpartition("/")[2].partition(".")[0]: each
+        for each in report["implementations"]
+    }
     if set(of) != {"subject", "bystander"}:
         wrong.append(f"the report has {sorted(of)}")
         return

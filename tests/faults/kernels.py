@@ -195,8 +195,9 @@ def find(name: str, at: str = "", operation: str = "") -> Fault:
     fault = BY_NAME[effect]
     if change:
         other = BY_NAME[change]
-        fault = replace(fault, name=name, change=other.change, must="FAIL|FLAKY|CRASH|HANG",
-                        kind="", says="")  # fmt: skip
+        fault = replace(
+            fault, name=name, change=other.change, must="FAIL|FLAKY|CRASH|HANG", kind="", says=""
+        )
     if at and at != fault.at:  # it is seen elsewhere, or not in each process's first calls
         fault = replace(fault, must=f"{fault.must}|{ELSEWHERE_TOO.get(at, 'FLAKY')}", kind="")
     return replace(fault, at=at or fault.at, operation=operation or fault.operation)
@@ -363,7 +364,9 @@ def send(number: int) -> Effect:
 
     def effect() -> None:
         signal.signal(number, signal.SIG_DFL) if number not in (
-            signal.SIGKILL, signal.SIGSTOP) else None  # fmt: skip
+            signal.SIGKILL,
+            signal.SIGSTOP,
+        ) else None
         os.kill(os.getpid(), number)
 
     return effect
@@ -1245,11 +1248,16 @@ AT_IMPORT = moved(
 )  # fmt: skip
 THIRD = moved(
     (
-        "raise KeyboardInterrupt", "read address 0", "os._exit(0)", "die of SIGKILL",
-        "allocate a petabyte", "sleep",
+        "raise KeyboardInterrupt",
+        "read address 0",
+        "os._exit(0)",
+        "die of SIGKILL",
+        "allocate a petabyte",
+        "sleep",
     ),
-    "third", "CRASH|HANG|FLAKY",
-)  # fmt: skip
+    "third",
+    "CRASH|HANG|FLAKY",
+)
 AFTER = (
     *moved(("raise KeyError of an object",), "after", "PASS"),
     *moved(("read address 0", "os._exit(3)", "die of SIGKILL"), "after", "CRASH|FLAKY|ANY"),

@@ -122,8 +122,11 @@ def _only_one_tile(inputs: Any) -> list[int]:
 
 def _groups_of_two(qo: int, kv: int) -> torch.Tensor:
     group = 1 << ((qo // kv).bit_length() - 1)
-    return (torch.arange(qo) // group).clamp(max=kv - 1) if group * kv != qo else (
-        torch.arange(qo) // (qo // kv))  # fmt: skip
+    return (
+        (torch.arange(qo) // group).clamp(max=kv - 1)
+        if group * kv != qo
+        else (torch.arange(qo) // (qo // kv))
+    )
 
 
 def _last_request_wrong(inputs: Any, given: Pair) -> Pair:
@@ -142,57 +145,127 @@ def _nan_of_empty(inputs: Any, given: Pair) -> Pair:
     return out, given[1]
 
 
-attention("window", "window_left", lambda p: p.window_left >= 0,
-          stages={"window": lambda position, key, left: key > position - left})  # fmt: skip
-attention("cap", "logits_soft_cap", lambda p: p.logits_soft_cap > 0,
-          inputs=lambda i: replace(i, logits_soft_cap=0.0))  # fmt: skip
+attention(
+    "window",
+    "window_left",
+    lambda p: p.window_left >= 0,
+    stages={"window": lambda position, key, left: key > position - left},
+)
+attention(
+    "cap",
+    "logits_soft_cap",
+    lambda p: p.logits_soft_cap > 0,
+    inputs=lambda i: replace(i, logits_soft_cap=0.0),
+)
 attention("sinks", "sinks", lambda p: p.sinks, inputs=lambda i: replace(i, sinks=None))
-attention("sinks_prefill", "sinks most_queries", lambda p: p.sinks and p.most_queries > 1,
-          stages={"sinks": lambda i, r: i.sinks if r.num_queries == 1 else None})  # fmt: skip
-attention("interleaved", "group_size num_kv_heads",
-          lambda p: p.group_size > 1 and p.num_kv_heads > 1,
-          stages={"heads": _interleaved})  # fmt: skip
-attention("from_start", "causal unequal_lengths earlier_keys", lambda p: p.causal and any(
-    t and t != s for t, s in zip(p.query_lens, p.seq_lens, strict=True)),
-    stages={"position": _from_start})  # fmt: skip
-attention("page_1", "page_size", lambda p: p.page_size == 1,
-          **wrong_where(lambda i: i.metadata.page_size == 1))  # fmt: skip
-attention("wide", "head_dim_qk head_dim_vo values_in_keys", lambda p: p.head_dim_qk > WIDE,
-          stages={"dot": _without_tail})  # fmt: skip
-attention("sm_scale", "sm_scale", lambda p: p.sm_scale is not None,
-          inputs=lambda i: replace(i, sm_scale=i.q.shape[-1] ** -0.5))  # fmt: skip
+attention(
+    "sinks_prefill",
+    "sinks most_queries",
+    lambda p: p.sinks and p.most_queries > 1,
+    stages={"sinks": lambda i, r: i.sinks if r.num_queries == 1 else None},
+)
+attention(
+    "interleaved",
+    "group_size num_kv_heads",
+    lambda p: p.group_size > 1 and p.num_kv_heads > 1,
+    stages={"heads": _interleaved},
+)
+attention(
+    "from_start",
+    "causal unequal_lengths earlier_keys",
+    lambda p: p.causal and any(t and t != s for t, s in zip(p.query_lens, p.seq_lens, strict=True)),
+    stages={"position": _from_start},
+)
+attention(
+    "page_1",
+    "page_size",
+    lambda p: p.page_size == 1,
+    **wrong_where(lambda i: i.metadata.page_size == 1),
+)
+attention(
+    "wide",
+    "head_dim_qk head_dim_vo values_in_keys",
+    lambda p: p.head_dim_qk > WIDE,
+    stages={"dot": _without_tail},
+)
+attention(
+    "sm_scale",
+    "sm_scale",
+    lambda p: p.sm_scale is not None,
+    inputs=lambda i: replace(i, sm_scale=i.q.shape[-1] ** -0.5),
+)
 attention("k_scale", "k_scale", lambda p: p.k_scale != 1, inputs=lambda i: replace(i, k_scale=1.0))
 attention("v_scale", "v_scale", lambda p: p.v_scale != 1, inputs=lambda i: replace(i, v_scale=1.0))
-attention("mask", "custom_mask", lambda p: p.custom_mask, features=("custom_mask",),
-          inputs=lambda i: replace(i, custom_mask=None))  # fmt: skip
+attention(
+    "mask",
+    "custom_mask",
+    lambda p: p.custom_mask,
+    features=("custom_mask",),
+    inputs=lambda i: replace(i, custom_mask=None),
+)
 attention("empty", "empty_requests seq_lens", lambda p: p.empty_requests, answer=_nan_of_empty)
 attention("lse_2", "", lambda p: True, answer=lambda i, given: (given[0], given[1] * 1.4427))
-attention("strided_q", "strided_q", lambda p: p.strided_q,
-          **wrong_where(lambda i: i.q.stride(0) > i.q.shape[1] * i.q.shape[2]))  # fmt: skip
-attention("strided_kv", "strided_kv kv_views", lambda p: p.strided_kv or bool(p.kv_views),
-          **wrong_where(lambda i: not i.k_cache.is_contiguous()))  # fmt: skip
-attention("groups", "group_size num_kv_heads",
-          lambda p: p.group_size & (p.group_size - 1) > 0 and p.num_kv_heads > 1,
-          stages={"heads": _groups_of_two})  # fmt: skip
-attention("hnd", "kv_layout num_kv_heads page_size",
-          lambda p: p.kv_layout == "HND" and p.num_kv_heads > 1 and p.page_size > 1,
-          stages={"gather": _as_nhd})  # fmt: skip
-attention("bfloat16", "dtype", lambda p: p.dtype == "bfloat16",
-          **wrong_where(lambda i: i.q.dtype == torch.bfloat16))  # fmt: skip
+attention(
+    "strided_q",
+    "strided_q",
+    lambda p: p.strided_q,
+    **wrong_where(lambda i: i.q.stride(0) > i.q.shape[1] * i.q.shape[2]),
+)
+attention(
+    "strided_kv",
+    "strided_kv kv_views",
+    lambda p: p.strided_kv or bool(p.kv_views),
+    **wrong_where(lambda i: not i.k_cache.is_contiguous()),
+)
+attention(
+    "groups",
+    "group_size num_kv_heads",
+    lambda p: p.group_size & (p.group_size - 1) > 0 and p.num_kv_heads > 1,
+    stages={"heads": _groups_of_two},
+)
+attention(
+    "hnd",
+    "kv_layout num_kv_heads page_size",
+    lambda p: p.kv_layout == "HND" and p.num_kv_heads > 1 and p.page_size > 1,
+    stages={"gather": _as_nhd},
+)
+attention(
+    "bfloat16",
+    "dtype",
+    lambda p: p.dtype == "bfloat16",
+    **wrong_where(lambda i: i.q.dtype == torch.bfloat16),
+)
 attention("long", "", lambda p: p.most_keys > LONG, stages={"counts": _only_one_tile})
-attention("last_page", "causal partial_last_page page_size",
-          lambda p: p.causal and p.partial_last_page,
-          stages={"position": _early_in_last_page})  # fmt: skip
+attention(
+    "last_page",
+    "causal partial_last_page page_size",
+    lambda p: p.causal and p.partial_last_page,
+    stages={"position": _early_in_last_page},
+)
 attention("full", "causal", lambda p: not p.causal, **wrong_where(lambda i: not i.causal))
 attention("order", "page_order", lambda p: p.page_order > 0, stages={"pages": _in_order})
 attention("several", "num_requests", lambda p: p.num_requests > 1, answer=_last_request_wrong)
-attention("prefill", "causal most_queries", lambda p: p.causal and p.most_queries > 1,
-          stages={"position": _prefill_late})  # fmt: skip
-attention("alibi", "alibi", lambda p: p.alibi, features=("alibi",),
-          inputs=lambda i: replace(i, alibi_slopes=None))  # fmt: skip
+attention(
+    "prefill",
+    "causal most_queries",
+    lambda p: p.causal and p.most_queries > 1,
+    stages={"position": _prefill_late},
+)
+attention(
+    "alibi",
+    "alibi",
+    lambda p: p.alibi,
+    features=("alibi",),
+    inputs=lambda i: replace(i, alibi_slopes=None),
+)
 # The causal mask hides what the window would.
-attention("window_right", "window_right causal", lambda p: p.window_right >= 0,
-          features=("window_right",), inputs=lambda i: replace(i, window_right=-1))  # fmt: skip
+attention(
+    "window_right",
+    "window_right causal",
+    lambda p: p.window_right >= 0,
+    features=("window_right",),
+    inputs=lambda i: replace(i, window_right=-1),
+)
 
 
 def merge(name: str, names: str, triggered: Callable[[Any], bool], **parts: Any) -> None:
@@ -205,12 +278,24 @@ def _nan_where_empty(inputs: Any, given: Pair) -> Pair:
 
 
 merge("all_empty", "empty num_states", lambda p: p.empty != "none", answer=_nan_where_empty)
-merge("third_state", "num_states", lambda p: p.num_states >= 3,
-      inputs=lambda i: replace(i, outs=i.outs[:2], lses=i.lses[:2]))  # fmt: skip
-merge("wide_states", "head_dim", lambda p: p.head_dim >= WIDE,
-      **wrong_where(lambda i: i.outs.shape[-1] >= WIDE))  # fmt: skip
-merge("half_states", "dtype", lambda p: p.dtype == "float16",
-      **wrong_where(lambda i: i.outs.dtype == torch.float16))  # fmt: skip
+merge(
+    "third_state",
+    "num_states",
+    lambda p: p.num_states >= 3,
+    inputs=lambda i: replace(i, outs=i.outs[:2], lses=i.lses[:2]),
+)
+merge(
+    "wide_states",
+    "head_dim",
+    lambda p: p.head_dim >= WIDE,
+    **wrong_where(lambda i: i.outs.shape[-1] >= WIDE),
+)
+merge(
+    "half_states",
+    "dtype",
+    lambda p: p.dtype == "float16",
+    **wrong_where(lambda i: i.outs.dtype == torch.float16),
+)
 
 
 def moe(name: str, names: str, triggered: Callable[[Any], bool], **parts: Any) -> None:
@@ -225,17 +310,40 @@ def _without_last(inputs: Any) -> Any:
     return replace(inputs, topk_weights=weights)
 
 
-moe("relu2", "activation", lambda p: p.activation == "relu2",
-    inputs=lambda i: replace(i, activation="relu") if i.activation == "relu2" else i)  # fmt: skip
+moe(
+    "relu2",
+    "activation",
+    lambda p: p.activation == "relu2",
+    inputs=lambda i: replace(i, activation="relu") if i.activation == "relu2" else i,
+)
 moe("last_expert", "top_k num_experts", lambda p: p.top_k > 1, inputs=_without_last)
-moe("biases", "biases", lambda p: p.biases, features=("moe_biases",),
-    inputs=lambda i: replace(i, w13_bias=None, w2_bias=None))  # fmt: skip
-moe("strided_hidden", "strided_hidden", lambda p: p.strided_hidden, features=("strided_hidden",),
-    **wrong_where(lambda i: i.hidden.stride(0) > i.hidden.shape[1]))  # fmt: skip
-moe("on_input", "weights_on_input", lambda p: p.weights_on_input, features=("weights_on_input",),
-    inputs=lambda i: replace(i, weights_on_input=False))  # fmt: skip
-moe("bfloat16_experts", "dtype", lambda p: p.dtype == "bfloat16",
-    **wrong_where(lambda i: i.hidden.dtype == torch.bfloat16))  # fmt: skip
+moe(
+    "biases",
+    "biases",
+    lambda p: p.biases,
+    features=("moe_biases",),
+    inputs=lambda i: replace(i, w13_bias=None, w2_bias=None),
+)
+moe(
+    "strided_hidden",
+    "strided_hidden",
+    lambda p: p.strided_hidden,
+    features=("strided_hidden",),
+    **wrong_where(lambda i: i.hidden.stride(0) > i.hidden.shape[1]),
+)
+moe(
+    "on_input",
+    "weights_on_input",
+    lambda p: p.weights_on_input,
+    features=("weights_on_input",),
+    inputs=lambda i: replace(i, weights_on_input=False),
+)
+moe(
+    "bfloat16_experts",
+    "dtype",
+    lambda p: p.dtype == "bfloat16",
+    **wrong_where(lambda i: i.hidden.dtype == torch.bfloat16),
+)
 
 
 def append(name: str, names: str, triggered: Callable[[Any], bool], **parts: Any) -> None:
@@ -255,16 +363,30 @@ def _last_of_requests(starts: torch.Tensor) -> torch.Tensor:
     return kept
 
 
-append("append_hnd", "kv_layout", lambda p: p.kv_layout == "HND",
-       inputs=lambda i: replace(i, k=i.k * (WRONG if i.kv_layout == "HND" else 1)))  # fmt: skip
-append("append_last", "most_queries", lambda p: p.most_queries > 1,
-       inputs=lambda i: _drops_new(i, _last_of_requests))  # fmt: skip
-append("append_strided", "strided_kv kv_views", lambda p: p.strided_kv,
-       inputs=lambda i: replace(
-           i, v=i.v * (1 if i.v_cache.is_contiguous() else WRONG)))  # fmt: skip
-append("append_pages", "page_size", lambda p: p.page_size >= 16,
-       inputs=lambda i: replace(
-           i, k=i.k * (WRONG if i.metadata.page_size >= 16 else 1)))  # fmt: skip
+append(
+    "append_hnd",
+    "kv_layout",
+    lambda p: p.kv_layout == "HND",
+    inputs=lambda i: replace(i, k=i.k * (WRONG if i.kv_layout == "HND" else 1)),
+)
+append(
+    "append_last",
+    "most_queries",
+    lambda p: p.most_queries > 1,
+    inputs=lambda i: _drops_new(i, _last_of_requests),
+)
+append(
+    "append_strided",
+    "strided_kv kv_views",
+    lambda p: p.strided_kv,
+    inputs=lambda i: replace(i, v=i.v * (1 if i.v_cache.is_contiguous() else WRONG)),
+)
+append(
+    "append_pages",
+    "page_size",
+    lambda p: p.page_size >= 16,
+    inputs=lambda i: replace(i, k=i.k * (WRONG if i.metadata.page_size >= 16 else 1)),
+)
 
 
 def computed(inputs: Any, stages: dict[str, Any]) -> Any:

@@ -91,10 +91,16 @@ moe = functools.partial(
         projections="inputs", intermediate="inputs", combine="inputs", partial_outputs=True
     ),
 )
-quantised = functools.partial(moe, arithmetic=Arithmetic(
-    projections="inputs", intermediate="inputs", combine="inputs", partial_outputs=True,
-    fp8_products="fixed_point",
-))  # fmt: skip
+quantised = functools.partial(
+    moe,
+    arithmetic=Arithmetic(
+        projections="inputs",
+        intermediate="inputs",
+        combine="inputs",
+        partial_outputs=True,
+        fp8_products="fixed_point",
+    ),
+)
 BIASES = ("moe_biases", "expert_parallel")
 FP8 = ("expert_parallel", "fp8_weights", "quantized_hidden")
 
@@ -142,11 +148,18 @@ def blocked(inputs: MoEInputs) -> torch.Tensor:
     hidden = codes_of(inputs.hidden)
     with load(BLOCKED, _stubs) as kernels, scalar_conditions(hidden):
         out: torch.Tensor = kernels.fused_moe_blocked_fp8(
-            hidden, scales_of(inputs.hidden), codes_of(inputs.w13), scales_of(inputs.w13),
-            codes_of(inputs.w2), scales_of(inputs.w2), w1_bias=inputs.w13_bias,
-            w2_bias=inputs.w2_bias, act_func=_activation(inputs), out_dtype=inputs.out_dtype,
+            hidden,
+            scales_of(inputs.hidden),
+            codes_of(inputs.w13),
+            scales_of(inputs.w13),
+            codes_of(inputs.w2),
+            scales_of(inputs.w2),
+            w1_bias=inputs.w13_bias,
+            w2_bias=inputs.w2_bias,
+            act_func=_activation(inputs),
+            out_dtype=inputs.out_dtype,
             **_routing(inputs),
-        )  # fmt: skip
+        )
     return out
 
 
@@ -156,10 +169,16 @@ def of_channels(inputs: MoEInputs) -> torch.Tensor:
     hidden = codes_of(inputs.hidden)
     with load(W8A8, _stubs) as kernels, smallest_configurations(hidden):
         out: torch.Tensor = kernels.fused_moe_w8a8(
-            hidden, scales_of(inputs.hidden), codes_of(inputs.w13), scales_of(inputs.w13),
-            codes_of(inputs.w2), scales_of(inputs.w2), out_dtype=inputs.out_dtype,
-            quant_dtype=hidden.dtype, **_routing(inputs),
-        )  # fmt: skip
+            hidden,
+            scales_of(inputs.hidden),
+            codes_of(inputs.w13),
+            scales_of(inputs.w13),
+            codes_of(inputs.w2),
+            scales_of(inputs.w2),
+            out_dtype=inputs.out_dtype,
+            quant_dtype=hidden.dtype,
+            **_routing(inputs),
+        )
     return out
 
 
@@ -171,9 +190,14 @@ def _numbers(inputs: MoEInputs, *, compact: bool) -> torch.Tensor:
         mock.patch.object(kernels, "_should_use_compact_moe", return_value=compact),
     ):
         out: torch.Tensor = kernels.fused_moe(
-            hidden, inputs.w13, inputs.w2, w1_bias=inputs.w13_bias, w2_bias=inputs.w2_bias,
-            act_func=_activation(inputs), **_routing(inputs),
-        )  # fmt: skip
+            hidden,
+            inputs.w13,
+            inputs.w2,
+            w1_bias=inputs.w13_bias,
+            w2_bias=inputs.w2_bias,
+            act_func=_activation(inputs),
+            **_routing(inputs),
+        )
     return out
 
 

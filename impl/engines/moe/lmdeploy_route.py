@@ -40,11 +40,15 @@ def noaux(inputs: RouteInputs) -> Routing:
     """Call ``fused_noaux_tc_routing``."""
     with load(NOAUX, stubs) as kernels, smallest_configurations(inputs.logits):
         weights, ids = kernels.fused_noaux_tc_routing(
-            inputs.logits, bias_of(inputs), num_experts=inputs.logits.shape[1],
-            n_group=inputs.num_groups or 1, topk_group=inputs.topk_groups or 1,
-            top_k=inputs.top_k, renormalize=inputs.method != "sigmoid",
+            inputs.logits,
+            bias_of(inputs),
+            num_experts=inputs.logits.shape[1],
+            n_group=inputs.num_groups or 1,
+            topk_group=inputs.topk_groups or 1,
+            top_k=inputs.top_k,
+            renormalize=inputs.method != "sigmoid",
             routed_scaling_factor=inputs.scaling_factor,
-        )  # fmt: skip
+        )
     return Routing(ids.int(), weights)
 
 
@@ -62,7 +66,10 @@ def single(inputs: RouteInputs) -> Routing:
     """Call ``fused_single_group_topk_router`` on sigmoids, which lmdeploy computes by torch."""
     with load(SINGLE, stubs) as kernels:
         weights, ids = kernels.fused_single_group_topk_router(
-            inputs.logits.float().sigmoid(), bias_of(inputs), num_experts=EXPERTS, top_k=TOP_K,
+            inputs.logits.float().sigmoid(),
+            bias_of(inputs),
+            num_experts=EXPERTS,
+            top_k=TOP_K,
             routed_scaling_factor=inputs.scaling_factor,
-        )  # fmt: skip
+        )
     return Routing(ids.int(), weights)

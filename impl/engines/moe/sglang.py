@@ -36,9 +36,11 @@ TOKENS = (1, 3, 16, 33, 65)
 WRITTEN = {"swiglu": "silu", "geglu_tanh": "gelu"}
 """Activations of ``act_and_mul_triton``, by ours."""
 QUANTISERS = (
-    "scaled_fp8_quant", "per_token_quant_int8", "per_token_group_quant_int8",
+    "scaled_fp8_quant",
+    "per_token_quant_int8",
+    "per_token_group_quant_int8",
     "sglang_per_token_group_quant_int8",
-)  # fmt: skip
+)
 """What the launcher makes codes with: it is given codes, which these return."""
 SMALL = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 4}
 """Blocks without a GPU of FP8, of whose default ones one would hold a whole problem."""
@@ -244,15 +246,24 @@ class _Call(NamedTuple):
             for name in QUANTISERS:
                 stack.enter_context(mock.patch.object(self.kernels, name, return_value=given))
             self.kernels.invoke_fused_moe_kernel(
-                A=given[0], B=codes_of(w), bias=bias, C=out, A_scale=given[1], B_scale=scales,
-                B_zp=None, topk_weights=weights, topk_ids=self.local,
-                sorted_token_ids=self.blocks[0], expert_ids=self.blocks[1],
+                A=given[0],
+                B=codes_of(w),
+                bias=bias,
+                C=out,
+                A_scale=given[1],
+                B_scale=scales,
+                B_zp=None,
+                topk_weights=weights,
+                topk_ids=self.local,
+                sorted_token_ids=self.blocks[0],
+                expert_ids=self.blocks[1],
                 num_tokens_post_padded=self.blocks[2],
                 mul_routed_weight=first == inputs.weights_on_input,
-                top_k=weights.shape[1] if first else 1, config=self.config,
+                top_k=weights.shape[1] if first else 1,
+                config=self.config,
                 compute_type=getattr(self.kernels.tl, str(out.dtype).removeprefix("torch.")),
                 **{**dict.fromkeys(none, False), "per_channel_quant": False, **self.flags},
-            )  # fmt: skip
+            )
         return out
 
     def activated(self, x: torch.Tensor) -> torch.Tensor:

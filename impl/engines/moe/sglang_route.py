@@ -41,9 +41,13 @@ def compile_key(problem: RouteProblem) -> tuple[Hashable, ...]:
 
 
 router = functools.partial(
-    implementation, "route", compile_key=compile_key, build_ahead="cuda", build_minutes=0.05,
+    implementation,
+    "route",
+    compile_key=compile_key,
+    build_ahead="cuda",
+    build_minutes=0.05,
     build_compilers=1,
-)  # fmt: skip
+)
 """``implementation``, with what all engines' routers declare alike."""
 
 
@@ -109,12 +113,17 @@ def gate(inputs: RouteInputs) -> Routing:
     how = METHODS[inputs.method]
     with load(GATE, _stubs) as kernels, scalars_as_bounds(inputs.logits):
         weights, ids = kernels.moe_fused_gate(
-            inputs.logits, None if softmax else bias_of(inputs), inputs.top_k,
+            inputs.logits,
+            None if softmax else bias_of(inputs),
+            inputs.top_k,
             scoring_func="softmax" if softmax else SCORES[how.score],
-            renormalize=how.weight != "score", routed_scaling_factor=inputs.scaling_factor,
-            apply_routed_scaling_factor_on_output=True, num_expert_group=inputs.num_groups or 1,
-            topk_group=inputs.topk_groups or 1, renormalize_epsilon=inputs.renormalise_floor,
-        )  # fmt: skip
+            renormalize=how.weight != "score",
+            routed_scaling_factor=inputs.scaling_factor,
+            apply_routed_scaling_factor_on_output=True,
+            num_expert_group=inputs.num_groups or 1,
+            topk_group=inputs.topk_groups or 1,
+            renormalize_epsilon=inputs.renormalise_floor,
+        )
     return Routing(ids, weights)
 
 
@@ -200,9 +209,13 @@ def hashed(inputs: RouteInputs) -> Routing:
     """Call the router of DeepSeek V4's first layers, whose caller scales the weights."""
     with load(HASH, _stubs) as kernels, scalars_as_bounds(inputs.logits):
         weights, ids = kernels.hash_topk_triton(
-            inputs.logits.contiguous(), inputs.input_ids, inputs.expert_table, 0, 1.0,
+            inputs.logits.contiguous(),
+            inputs.input_ids,
+            inputs.expert_table,
+            0,
+            1.0,
             "sqrtsoftplus",
-        )  # fmt: skip
+        )
     return Routing(ids, weights * inputs.scaling_factor)
 
 
@@ -227,8 +240,11 @@ def muse(inputs: RouteInputs) -> Routing:
     """Call Muse Spark's router, which is unrolled for eight experts a token."""
     with load(MUSE, _stubs) as kernels, scalars_as_bounds(inputs.logits):
         weights, ids, _ = kernels.fused_muse_spark_routing(
-            inputs.logits.contiguous(), bias_of(inputs), inputs.top_k, inputs.scaling_factor,
+            inputs.logits.contiguous(),
+            bias_of(inputs),
+            inputs.top_k,
+            inputs.scaling_factor,
             router_score_normalization=METHODS[inputs.method].score,
             router_score_division_eps=inputs.renormalise_floor,
-        )  # fmt: skip
+        )
     return Routing(ids, weights)

@@ -66,8 +66,11 @@ def muse(inputs: RouteInputs) -> Routing:
     """Call Muse Spark's router."""
     with load(MUSE, _stubs) as kernels, scalars_as_bounds(inputs.logits):
         weights, ids = kernels.fused_musespark1x_routing(
-            inputs.logits, bias_of(inputs), inputs.top_k, inputs.scaling_factor,
+            inputs.logits,
+            bias_of(inputs),
+            inputs.top_k,
+            inputs.scaling_factor,
             router_score_normalization=METHODS[inputs.method].score,
             router_score_division_eps=inputs.renormalise_floor,
-        )  # fmt: skip
+        )
     return Routing(ids, weights)

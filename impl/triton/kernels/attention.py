@@ -247,13 +247,29 @@ def _attention(  # noqa: C901, PLR0912, PLR0915  in one piece: it shares most of
                 v_offset = slot * v_slot
             if KV_FORMAT == "nvfp4":
                 k_tile = load_nvfp4(
-                    k_base + k_offset, k_dim, k_sf + page * k_sf_page + slot * k_sf_slot,
-                    k_sf_block, present, HEAD_DIM_QK, BLOCK_QK, BLOCK_N, q_tile.dtype, CONVERTS,
-                )  # fmt: skip
+                    k_base + k_offset,
+                    k_dim,
+                    k_sf + page * k_sf_page + slot * k_sf_slot,
+                    k_sf_block,
+                    present,
+                    HEAD_DIM_QK,
+                    BLOCK_QK,
+                    BLOCK_N,
+                    q_tile.dtype,
+                    CONVERTS,
+                )
                 v_tile = load_nvfp4(
-                    v_base + v_offset, v_dim, v_sf + page * v_sf_page + slot * v_sf_slot,
-                    v_sf_block, present, HEAD_DIM_VO, BLOCK_VO, BLOCK_N, q_tile.dtype, CONVERTS,
-                )  # fmt: skip
+                    v_base + v_offset,
+                    v_dim,
+                    v_sf + page * v_sf_page + slot * v_sf_slot,
+                    v_sf_block,
+                    present,
+                    HEAD_DIM_VO,
+                    BLOCK_VO,
+                    BLOCK_N,
+                    q_tile.dtype,
+                    CONVERTS,
+                )
             else:
                 k_tile = load_rows(k_base + k_offset, k_dim, present, HEAD_DIM_QK, BLOCK_QK)
                 v_tile = load_rows(v_base + v_offset, v_dim, present, HEAD_DIM_VO, BLOCK_VO)

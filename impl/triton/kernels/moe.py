@@ -120,11 +120,25 @@ def _project(  # noqa: C901, PLR0915  in one piece: it shares most of its names
         of_row = w_row // SCALE_ROWS if W13_SCALED > 0 else w_row
         b_scales = w13_scales + expert * w13_scales_expert + of_row * w13_scales_row
     x = product(
-        hidden + token * hidden_token, hidden_column, a_scales, hidden_scales_block,
-        w13 + expert * w13_expert + w_row * w13_row, w13_column, b_scales, w13_scales_block,
-        columns, HIDDEN_FORMAT, W13_FORMAT, HIDDEN_SCALED, W13_SCALED, DTYPE, EVEN,
-        BLOCK_M, BLOCK_N, BLOCK_K,
-    )  # fmt: skip
+        hidden + token * hidden_token,
+        hidden_column,
+        a_scales,
+        hidden_scales_block,
+        w13 + expert * w13_expert + w_row * w13_row,
+        w13_column,
+        b_scales,
+        w13_scales_block,
+        columns,
+        HIDDEN_FORMAT,
+        W13_FORMAT,
+        HIDDEN_SCALED,
+        W13_SCALED,
+        DTYPE,
+        EVEN,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
+    )
     if hidden_scales is not None and HIDDEN_SCALED == 0:
         x *= tl.load(a_scales)[:, None]
     if w13_scales is not None and W13_SCALED == 0:
@@ -137,9 +151,20 @@ def _project(  # noqa: C901, PLR0915  in one piece: it shares most of its names
         bias = tl.load(w13_bias + expert * w13_bias_expert + w_row * w13_bias_row)
         x += bias.to(tl.float32)[None, :]
     y = activated(
-        x, expert, alphas, betas, limits, alpha, beta, limit, ACTIVATION, GATED, NUMBERS, BLOCK_M,
+        x,
+        expert,
+        alphas,
+        betas,
+        limits,
+        alpha,
+        beta,
+        limit,
+        ACTIVATION,
+        GATED,
+        NUMBERS,
+        BLOCK_M,
         OUT,
-    )  # fmt: skip
+    )
 
     channel = tile * OUT + tl.arange(0, OUT)
     is_stored = is_row[:, None] & (channel < inter)[None, :]
@@ -221,11 +246,25 @@ def _contract(
         of_row = w_row // SCALE_ROWS if W2_SCALED > 0 else w_row
         b_scales = w2_scales + expert * w2_scales_expert + of_row * w2_scales_row
     y = product(
-        middle + row * middle_row, 1, a_scales, 1,
-        w2 + expert * w2_expert + w_row * w2_row, w2_column, b_scales, w2_scales_block,
-        columns, MIDDLE_FORMAT, W2_FORMAT, MIDDLE_SCALED, W2_SCALED, DTYPE, EVEN,
-        BLOCK_M, BLOCK_N, BLOCK_K,
-    )  # fmt: skip
+        middle + row * middle_row,
+        1,
+        a_scales,
+        1,
+        w2 + expert * w2_expert + w_row * w2_row,
+        w2_column,
+        b_scales,
+        w2_scales_block,
+        columns,
+        MIDDLE_FORMAT,
+        W2_FORMAT,
+        MIDDLE_SCALED,
+        W2_SCALED,
+        DTYPE,
+        EVEN,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
+    )
     if w2_scales is not None and W2_SCALED == 0:
         y *= tl.load(b_scales)[None, :]
     if w2_bias is not None:

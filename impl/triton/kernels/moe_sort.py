@@ -135,9 +135,19 @@ def _sort_pairs(
     chunk = tl.program_id(0)
     pair = chunk * CHUNK + tl.arange(0, CHUNK)
     expert = experts_of(
-        pair, num_pairs, ids, weights, top_k, ids_token, ids_slot, weights_token, weights_slot,
-        expert_offset, num_experts, ON_INPUT,
-    )  # fmt: skip
+        pair,
+        num_pairs,
+        ids,
+        weights,
+        top_k,
+        ids_token,
+        ids_slot,
+        weights_token,
+        weights_slot,
+        expert_offset,
+        num_experts,
+        ON_INPUT,
+    )
     number = tl.arange(0, EXPERTS)
     is_expert = number < num_experts
     if COUNTS:
@@ -148,9 +158,19 @@ def _sort_pairs(
         for first in range(0, CHUNK, at_once):
             other = chunk * CHUNK + first + tl.arange(0, at_once)
             other_expert = experts_of(
-                other, num_pairs, ids, weights, top_k, ids_token, ids_slot, weights_token,
-                weights_slot, expert_offset, num_experts, ON_INPUT,
-            )  # fmt: skip
+                other,
+                num_pairs,
+                ids,
+                weights,
+                top_k,
+                ids_token,
+                ids_slot,
+                weights_token,
+                weights_slot,
+                expert_offset,
+                num_experts,
+                ON_INPUT,
+            )
             before = other[:, None] < pair[None, :]
             same = before & (other_expert[:, None] == expert[None, :])
             rank += tl.sum(same.to(tl.int32), axis=0)
@@ -158,9 +178,19 @@ def _sort_pairs(
             count += tl.sum(of_number.to(tl.int32), axis=0)
         if PLACES:
             place(
-                pair, expert, rank, count * 0, count, pairs, block_experts, block_rows,
-                most_blocks, blocks_each, BLOCK_M, EXPERTS,
-            )  # fmt: skip
+                pair,
+                expert,
+                rank,
+                count * 0,
+                count,
+                pairs,
+                block_experts,
+                block_rows,
+                most_blocks,
+                blocks_each,
+                BLOCK_M,
+                EXPERTS,
+            )
         else:
             tl.store(ranks + pair, rank, mask=pair < num_pairs)
             tl.store(counts + chunk * num_experts + number, count, mask=is_expert)
@@ -179,9 +209,19 @@ def _sort_pairs(
             total += tl.sum(count, axis=0)
             earlier += tl.sum(tl.where((other < chunk)[:, None], count, 0), axis=0)
         place(
-            pair, expert, rank, earlier, total, pairs, block_experts, block_rows, most_blocks,
-            blocks_each, BLOCK_M, EXPERTS,
-        )  # fmt: skip
+            pair,
+            expert,
+            rank,
+            earlier,
+            total,
+            pairs,
+            block_experts,
+            block_rows,
+            most_blocks,
+            blocks_each,
+            BLOCK_M,
+            EXPERTS,
+        )
 
 
 sort_pairs = triton.jit(

@@ -39,8 +39,9 @@ def tail_zeroed_in_cache(inputs: PagedAttentionInputs) -> Pair:
     return attend(inputs)
 
 
-def _write(inputs: PagedAttentionInputs | RaggedAttentionInputs, out: torch.Tensor,
-           lse: torch.Tensor) -> None:  # fmt: skip
+def _write(
+    inputs: PagedAttentionInputs | RaggedAttentionInputs, out: torch.Tensor, lse: torch.Tensor
+) -> None:
     if inputs.out is not None and inputs.lse is not None:
         inputs.out.copy_(out)
         inputs.lse.copy_(lse)

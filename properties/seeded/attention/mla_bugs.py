@@ -76,7 +76,9 @@ def pages_of_first_request(inputs: PagedAttentionInputs) -> Pair:
     def pages(inputs: PagedAttentionInputs) -> list[torch.Tensor]:
         found = page_ids(inputs)
         first = found[0] if found else None
-        return [each if first is None or not len(first)
-                else first[torch.arange(len(each)) % len(first)] for each in found]  # fmt: skip
+        return [
+            each if first is None or not len(first) else first[torch.arange(len(each)) % len(first)]
+            for each in found
+        ]
 
     return attend(inputs, replace(HONEST, pages=pages))

@@ -60,8 +60,13 @@ def strides_of_first_plan(inputs: PagedAttentionInputs) -> Pair:
 @seeded(BUGS, RAGGED, "logit_shift")
 def maximum_of_first_plan(inputs: RaggedAttentionInputs) -> Pair:
     """Subtract the largest logits of the first call with these queries and values."""
-    options = (inputs.causal, inputs.window_left, inputs.sm_scale, inputs.logits_soft_cap,
-               inputs.k_scale)  # fmt: skip
+    options = (
+        inputs.causal,
+        inputs.window_left,
+        inputs.sm_scale,
+        inputs.logits_soft_cap,
+        inputs.k_scale,
+    )
     key = (options, tuple(inputs.qo_indptr.tolist()), tuple(inputs.kv_indptr.tolist()),
            checksum(inputs.q), checksum(inputs.v))  # fmt: skip
 
@@ -146,9 +151,11 @@ def prefix_taken_as_done(inputs: PagedAttentionInputs) -> Pair:
     if known is None:
         return attend(inputs)
     size, metadata = inputs.metadata.page_size, inputs.metadata
-    left = [row[len(old):] for row, old in zip(rows, known, strict=True)]  # fmt: skip
-    counts = [max(n - len(old) * size, 0)
-              for n, old in zip(metadata.seq_lens.tolist(), known, strict=True)]  # fmt: skip
+    left = [row[len(old) :] for row, old in zip(rows, known, strict=True)]
+    counts = [
+        max(n - len(old) * size, 0)
+        for n, old in zip(metadata.seq_lens.tolist(), known, strict=True)
+    ]
     stages = replace(
         HONEST,
         pages=lambda _: [torch.tensor(row, dtype=torch.long) for row in left],

@@ -38,9 +38,11 @@ def with_lengths(inputs: PagedAttentionInputs, lengths: torch.Tensor) -> BatchMe
     batch = inputs.metadata
     reach = batch.paged_kv_indptr.diff() * batch.page_size
     described = build_metadata(
-        batch.qo_indptr.diff(), torch.minimum(lengths.cpu(), reach), inputs.block_table,
+        batch.qo_indptr.diff(),
+        torch.minimum(lengths.cpu(), reach),
+        inputs.block_table,
         batch.page_size,
-    )  # fmt: skip
+    )
     return described.to(inputs.q.device)
 
 

@@ -90,8 +90,10 @@ def counter_of_first_tile(inputs: PagedAttentionInputs) -> Pair:
             return whole
         half = slice(request.num_keys // 2, request.num_keys)
         part = close(scan(request, inputs, keys=half), request, inputs)
-        out, lse = (torch.cat([a[:, :TILE_ROWS], b[:, TILE_ROWS:]], dim=1)
-                    for a, b in zip(whole, part, strict=True))  # fmt: skip
+        out, lse = (
+            torch.cat([a[:, :TILE_ROWS], b[:, TILE_ROWS:]], dim=1)
+            for a, b in zip(whole, part, strict=True)
+        )
         return out, lse
 
     return assemble(inputs, one)
@@ -128,8 +130,11 @@ def second_byte_lost(inputs: PagedAttentionInputs) -> Pair:
 @seeded(BUGS, PAGED, "parity", features=TREE)
 def big_endian_bits(inputs: PagedAttentionInputs) -> Pair:
     """Read each byte of a tree's mask from its most significant bit."""
-    return attend(_with_trees(inputs, [_swapped(each) for each in _trees(inputs)])
-                  if inputs.tree_mask is not None else inputs)  # fmt: skip
+    return attend(
+        _with_trees(inputs, [_swapped(each) for each in _trees(inputs)])
+        if inputs.tree_mask is not None
+        else inputs
+    )
 
 
 def _swapped(mask: torch.Tensor) -> torch.Tensor:

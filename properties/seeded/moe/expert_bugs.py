@@ -42,8 +42,11 @@ def limit_of_first_expert(inputs: MoEInputs) -> Tensor:
 @seeded(BUGS, MOE, "parity", features=(*NUMBERS, "swiglu_step"))
 def swiglu_step_limits_before(inputs: MoEInputs) -> Tensor:
     """Limit the gates of swiglu_step before silu, as swiglu's are."""
-    return apply(replace(inputs, activation="swiglu", limit=_step_limit(inputs))
-                 if inputs.activation == "swiglu_step" else inputs)  # fmt: skip
+    return apply(
+        replace(inputs, activation="swiglu", limit=_step_limit(inputs))
+        if inputs.activation == "swiglu_step"
+        else inputs
+    )
 
 
 def _step_limit(inputs: MoEInputs) -> float | Tensor:

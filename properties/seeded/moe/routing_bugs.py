@@ -261,8 +261,15 @@ def logits_masked_in_place(inputs: RouteInputs) -> Routed:
 
 
 def _options(inputs: RouteInputs) -> tuple[object, ...]:
-    return (inputs.method, inputs.top_k, inputs.num_groups, inputs.topk_groups,
-            inputs.scaling_factor, inputs.masked_groups, inputs.logits.dtype)  # fmt: skip
+    return (
+        inputs.method,
+        inputs.top_k,
+        inputs.num_groups,
+        inputs.topk_groups,
+        inputs.scaling_factor,
+        inputs.masked_groups,
+        inputs.logits.dtype,
+    )
 
 
 def _sum(bias: Tensor | None) -> int:

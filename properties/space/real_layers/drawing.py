@@ -257,19 +257,25 @@ def fitting(axes: Axes) -> tuple[int, ...]:
     if len(numbers) < 2:  # noqa: PLR2004  none but 0
         return ()
     usual = AXES[axes.operation]
-    left = tuple((name, values) for name, values in axes.values.items()
-                 if name in usual and (name == "sizes" or values != usual[name]))  # fmt: skip
+    left = tuple(
+        (name, values)
+        for name, values in axes.values.items()
+        if name in usual and (name == "sizes" or values != usual[name])
+    )
     return _fitting(axes.operation, tuple(numbers), left, axes.max_work)
 
 
 @functools.lru_cache(maxsize=1024)
 def _fitting(
-    operation: str, numbers: tuple[int, ...], left: tuple[tuple[str, tuple[Any, ...]], ...],
+    operation: str,
+    numbers: tuple[int, ...],
+    left: tuple[tuple[str, tuple[Any, ...]], ...],
     max_work: int,
-) -> tuple[int, ...]:  # fmt: skip
+) -> tuple[int, ...]:
     axes = Axes(operation, {**AXES[operation], **dict(left)}, max_work)
-    return tuple(number for number in numbers
-                 if number and _fits(axes, layers_of(operation)[number - 1]))  # fmt: skip
+    return tuple(
+        number for number in numbers if number and _fits(axes, layers_of(operation)[number - 1])
+    )
 
 
 def _fits(axes: Axes, layer: Layer) -> bool:
@@ -297,8 +303,11 @@ def _plain(axes: Axes, layer: Layer) -> Size | None:
 def values_of(axes: Axes, layer: Layer) -> dict[str, Any]:
     """Return the values of a row that coverage counts, by axis or field; simplest ones left out."""
     usual = AXES[axes.operation]
-    found = {name: value for name, value in layer.values.items()
-             if name in ALWAYS or value != usual[name][0]}  # fmt: skip
+    found = {
+        name: value
+        for name, value in layer.values.items()
+        if name in ALWAYS or value != usual[name][0]
+    }
     shared = {name: layer.options[name] for name in WITHOUT_SHARED if name in layer.options}
     if all(value in axes.allows(name) for name, value in shared.items()):
         found |= shared
@@ -328,5 +337,8 @@ def many_values(axes: Axes) -> dict[tuple[str, str], float]:
         for name, value in values_of(axes, layer).items():
             families.setdefault((name, str(value)), set()).update(layer.families)
             weights[name, str(value)] = weights.get((name, str(value)), 0) + len(layer.families)
-    return {key: weights[key] / total / (OTHERS + 1) for key, several in families.items()
-            if len(several) >= MANY}  # fmt: skip
+    return {
+        key: weights[key] / total / (OTHERS + 1)
+        for key, several in families.items()
+        if len(several) >= MANY
+    }

@@ -26,9 +26,14 @@ ABSENT = missing("triton", "triton")
 pytestmark = pytest.mark.skipif(ABSENT is not None, reason=str(ABSENT))
 
 MIXED = AttentionProblem(
-    query_lens=(3, 1, 5), seq_lens=(4, 17, 5), num_kv_heads=2, group_size=2, causal=True,
-    page_size=16, page_order=3,
-)  # fmt: skip
+    query_lens=(3, 1, 5),
+    seq_lens=(4, 17, 5),
+    num_kv_heads=2,
+    group_size=2,
+    causal=True,
+    page_size=16,
+    page_order=3,
+)
 DECODED = replace(MIXED, query_lens=(1, 1, 1), causal=False)
 LATENT = replace(DECODED, num_kv_heads=1, head_dim_qk=48, head_dim_vo=32, values_in_keys=True)
 CODES = replace(DECODED, kv_cache="float8_e4m3fn", k_scale=0.5, v_scale=2.0)
@@ -142,10 +147,19 @@ def fill_kv_cache(
 
 GROUPED = replace(VERIFIED, num_kv_heads=1, group_size=6, head_dim_qk=48, head_dim_vo=32)
 DRAFTED = AttentionProblem(
-    query_lens=(3, 1), seq_lens=(37, 100), num_kv_heads=2, group_size=16, head_dim_qk=256,
-    head_dim_vo=256, causal=True, page_size=16, page_order=3, kv_cache="float8_e4m3fn",
-    k_scale=0.5, v_scale=2.0,
-)  # fmt: skip
+    query_lens=(3, 1),
+    seq_lens=(37, 100),
+    num_kv_heads=2,
+    group_size=16,
+    head_dim_qk=256,
+    head_dim_vo=256,
+    causal=True,
+    page_size=16,
+    page_order=3,
+    kv_cache="float8_e4m3fn",
+    k_scale=0.5,
+    v_scale=2.0,
+)
 """The one shape that ``unified_attention_3d_mtp`` takes."""
 
 

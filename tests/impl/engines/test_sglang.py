@@ -124,9 +124,14 @@ def merge_state_triton(
     return output.copy_(found.out), output_lse.copy_(found.lse)
 """
 MIXED = AttentionProblem(
-    query_lens=(3, 1, 5), seq_lens=(4, 17, 5), num_kv_heads=2, group_size=2, causal=True,
-    page_size=4, page_order=3,
-)  # fmt: skip
+    query_lens=(3, 1, 5),
+    seq_lens=(4, 17, 5),
+    num_kv_heads=2,
+    group_size=2,
+    causal=True,
+    page_size=4,
+    page_order=3,
+)
 DECODED = replace(MIXED, query_lens=(1, 1, 1), causal=False)
 RAGGED = replace(
     MIXED, operation="ragged_attention", seq_lens=MIXED.query_lens, page_size=1, page_order=0

@@ -241,10 +241,11 @@ def {name}(
 NEW_MOE = MOE.format(name="invoke_fused_moe_triton_kernel", zeros="", marlin="")
 OLD_MOE = MOE.format(name="invoke_fused_moe_kernel", zeros="B_zp, ", marlin=", is_marlin")
 NEW_MERGE = MERGE.format(
-    strides="prefix_lse_head_stride = 1", strided=True,
+    strides="prefix_lse_head_stride = 1",
+    strided=True,
     context=", prefill_tokens_with_context=None",
     passed="context_tokens=prefill_tokens_with_context",
-)  # fmt: skip
+)
 OLD_MERGE = MERGE.format(strides="", strided=False, context="", passed="")
 OPS = "vllm/v1/attention/ops/triton_"
 FILES = {
@@ -254,9 +255,14 @@ FILES = {
     "vllm/model_executor/layers/fused_moe/fused_moe.py": NEW_MOE,
 }
 MIXED = AttentionProblem(
-    query_lens=(3, 1, 5), seq_lens=(4, 17, 5), num_kv_heads=2, group_size=2, causal=True,
-    page_size=4, page_order=3,
-)  # fmt: skip
+    query_lens=(3, 1, 5),
+    seq_lens=(4, 17, 5),
+    num_kv_heads=2,
+    group_size=2,
+    causal=True,
+    page_size=4,
+    page_order=3,
+)
 SHORT = replace(MIXED, query_lens=(1, 1, 2))
 EXPERTS = MoEProblem(num_tokens=7, hidden=16, inter=32, num_experts=4, top_k=2)
 APPENDED = replace(MIXED, operation="append_paged_kv")

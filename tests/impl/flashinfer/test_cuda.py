@@ -23,9 +23,16 @@ FAMILIES = tuple(
 )
 CUDA = [name for name, place in BUILT_IN.items() if place.startswith(FAMILIES)]
 PAGED = AttentionProblem(
-    query_lens=(1, 1), seq_lens=(9, 4), num_kv_heads=2, group_size=2, head_dim_qk=64,
-    head_dim_vo=64, dtype="bfloat16", page_size=4, causal=True,
-)  # fmt: skip
+    query_lens=(1, 1),
+    seq_lens=(9, 4),
+    num_kv_heads=2,
+    group_size=2,
+    head_dim_qk=64,
+    head_dim_vo=64,
+    dtype="bfloat16",
+    page_size=4,
+    causal=True,
+)
 
 
 def on(version: str, sm: int = 90) -> Target:

@@ -75,9 +75,13 @@ class TestFp8InBytesOnSm100:
 def test_block_scales_have_the_name_that_the_release_gives_them(version: str, name: str) -> None:
     cache = torch.zeros((*SHAPE[:-1], 64), dtype=torch.uint8)
     made = flashinfer_arguments(
-        cache, cache, KVCacheFormat("nvfp4"), kv_cache_sf=scales(), backend="fa2",
+        cache,
+        cache,
+        KVCacheFormat("nvfp4"),
+        kv_cache_sf=scales(),
+        backend="fa2",
         flashinfer=version,
-    )  # fmt: skip
+    )
     assert set(made) == {"paged_kv_cache", name}
 
 
@@ -85,6 +89,10 @@ def test_scales_in_the_layout_of_another_backend_are_refused() -> None:
     cache = torch.zeros((*SHAPE[:-1], 64), dtype=torch.uint8)
     with pytest.raises(ValueError, match="trtllm-gen reads V's block scales interleaved"):
         flashinfer_arguments(
-            cache, cache, KVCacheFormat("nvfp4"), kv_cache_sf=scales(), backend="trtllm-gen",
+            cache,
+            cache,
+            KVCacheFormat("nvfp4"),
+            kv_cache_sf=scales(),
+            backend="trtllm-gen",
             flashinfer="0.6.13",
-        )  # fmt: skip
+        )

@@ -157,10 +157,14 @@ class Release:
     def fused_topk_deepseek(self, **keywords: Any) -> None:  # noqa: ANN401
         given = self.bind("fused_moe.fused_topk_deepseek", keywords)
         found = route(
-            given["scores"], given["topk"], method="deepseek_v3", bias=given["bias"],
-            num_groups=given["n_group"], topk_groups=given["topk_group"],
+            given["scores"],
+            given["topk"],
+            method="deepseek_v3",
+            bias=given["bias"],
+            num_groups=given["n_group"],
+            topk_groups=given["topk_group"],
             scaling_factor=given["routed_scaling_factor"],
-        )  # fmt: skip
+        )
         given["topk_values"].copy_(found.topk_weights)
         given["topk_indices"].copy_(found.topk_ids)
 
@@ -169,11 +173,14 @@ class Release:
         assert isinstance(given["routing_method"], RoutingMethod)
         ours = {theirs: name for name, theirs in ROUTING_MEMBERS.items()}
         found = route(
-            given["routing_logits"], given["top_k"], method=ours[given["routing_method"].name],
-            bias=given["routing_bias"], num_groups=given["n_group"] or None,
+            given["routing_logits"],
+            given["top_k"],
+            method=ours[given["routing_method"].name],
+            bias=given["routing_bias"],
+            num_groups=given["n_group"] or None,
             topk_groups=given["topk_group"] or None,
             scaling_factor=given["routed_scaling_factor"],
-        )  # fmt: skip
+        )
         return SimpleNamespace(topk_ids=found.topk_ids, topk_weights=found.topk_weights.bfloat16())
 
     def top_k(
@@ -303,17 +310,14 @@ def judged(name: str, problem: MoEProblem, *, sm: int = 90) -> None:
     assert ((out.double() - expected.expected).abs() <= expected.bound).all()
 
 
-CUTLASS = [
-    {"activation": activation}
-    for activation in ACTIVATION_NAMES
-] + [
+CUTLASS = [{"activation": activation} for activation in ACTIVATION_NAMES] + [
     {"biases": True, "interleaved": True},
     {"biases": True, "swiglu_parameters": "each", "dtype": "float16"},
     {"activation": "swiglu_oai", "swiglu_parameters": "one", "interleaved": True},
     {"local_experts": 2, "expert_offset": 4, "assignment": "masked"},
     {"local_experts": 3, "expert_offset": 3, "activation": "relu2", "biases": True},
     {"regime": "zero_weights"},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("fields", CUTLASS, ids=str)
@@ -362,8 +366,9 @@ def test_the_fused_moe_in_fp8(fields: dict[str, Any], release: Release) -> None:
 def test_the_group_gemm_is_given_what_it_takes(fields: dict[str, Any], release: Release) -> None:
     judged("flashinfer-group-gemm-moe", replace(PLAIN, **fields))
     assert [name for name, _ in release.calls if "run" in name] in (
-        [], ["gemm.SegmentGEMMWrapper.run"] * 2
-    )  # fmt: skip
+        [],
+        ["gemm.SegmentGEMMWrapper.run"] * 2,
+    )
 
 
 @pytest.mark.parametrize(
@@ -413,8 +418,14 @@ ROUTE = RouteProblem(num_tokens=9, num_experts=32, top_k=4, dtype="bfloat16")
 @pytest.mark.parametrize("groups", [(1, 1), (8, 3)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_deepseeks_routing_binds(groups: tuple[int, int], bias: bool, release: Release) -> None:
-    problem = replace(ROUTE, method="deepseek_v3", bias=bias, num_groups=groups[0],
-                      topk_groups=groups[1], scaling_factor=2.5)  # fmt: skip
+    problem = replace(
+        ROUTE,
+        method="deepseek_v3",
+        bias=bias,
+        num_groups=groups[0],
+        topk_groups=groups[1],
+        scaling_factor=2.5,
+    )
     routed("flashinfer-fused-topk-deepseek", problem)
     assert release.calls[-1][1]["bias"].dtype == torch.float32
 

@@ -49,14 +49,30 @@ SIGNATURES: dict[str, dict[str, list[str]]] = json.loads(
     Path(__file__).with_name("signatures.json").read_text(encoding="utf-8")
 )
 RELEASES = sorted(SIGNATURES)
-ADAPTERS = (flashinfer_calls, flashinfer_cascade, flashinfer_mla, flashinfer_mla_blackwell,
-            flashinfer_paged, flashinfer_ragged, flashinfer_trtllm)  # fmt: skip
+ADAPTERS = (
+    flashinfer_calls,
+    flashinfer_cascade,
+    flashinfer_mla,
+    flashinfer_mla_blackwell,
+    flashinfer_paged,
+    flashinfer_ragged,
+    flashinfer_trtllm,
+)
 KINDS = {1: inspect.Parameter.VAR_POSITIONAL, 2: inspect.Parameter.VAR_KEYWORD}
 FP8: dict[str, Any] = {"kv_cache": "float8_e4m3fn", "q_dtype": "float8_e4m3fn"}
 PLAIN = AttentionProblem(
-    query_lens=(1, 1), seq_lens=(40, 21), num_kv_heads=2, group_size=2, head_dim_qk=128,
-    head_dim_vo=128, dtype="bfloat16", page_size=16, page_order=1, causal=True, kv_layout="HND",
-)  # fmt: skip
+    query_lens=(1, 1),
+    seq_lens=(40, 21),
+    num_kv_heads=2,
+    group_size=2,
+    head_dim_qk=128,
+    head_dim_vo=128,
+    dtype="bfloat16",
+    page_size=16,
+    page_order=1,
+    causal=True,
+    kv_layout="HND",
+)
 LATENT: dict[str, Any] = {"num_kv_heads": 1, "head_dim_qk": 576, "head_dim_vo": 512,
                           "page_size": 32, "values_in_keys": True}  # fmt: skip
 DEEPSEEK: dict[str, Any] = {**LATENT, "group_size": 128, "sm_scale": 192**-0.5}
@@ -125,8 +141,12 @@ class Wrapper:
 @pytest.fixture(params=RELEASES)
 def release(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Release]:
     made = Release(request.param)
-    caches = (flashinfer_calls.wrapper, flashinfer_paged._batch_attention,
-              flashinfer_mla.mla_wrapper, flashinfer_trtllm.zeroed_workspace)  # fmt: skip
+    caches = (
+        flashinfer_calls.wrapper,
+        flashinfer_paged._batch_attention,
+        flashinfer_mla.mla_wrapper,
+        flashinfer_trtllm.zeroed_workspace,
+    )
     for module in ADAPTERS:
         for name, value in (("flashinfer", lambda *_: made), ("version", lambda: made.version),
                             ("WORKSPACE_BYTES", 64)):  # fmt: skip
@@ -443,8 +463,9 @@ def test_the_installed_release_is_as_the_file_says() -> None:
 def test_a_single_causal_prefill_of_more_queries_than_keys_is_refused_as_flashinfer_does() -> None:
     single = find_implementation("flashinfer-single-prefill-fa2")
     target = Target(sm=90, flashinfer="0.7.2.post1", cuda="13.0", device="cuda")
-    more = AttentionProblem("ragged_attention", (2,), (1,), head_dim_qk=64, head_dim_vo=64,
-                            dtype="float16", causal=True)  # fmt: skip
+    more = AttentionProblem(
+        "ragged_attention", (2,), (1,), head_dim_qk=64, head_dim_vo=64, dtype="float16", causal=True
+    )
     refusal = single.refusal(more, target)
     assert refusal is not None
     assert "no more queries than keys under a causal mask" in str(refusal)

@@ -162,11 +162,17 @@ class Wrapper:
             message = f"q.shape[0] ({len(q)}) does not match qo_indptr[-1] ({tokens})"
             raise ValueError(message)
         result = paged_attention(
-            q[:tokens], caches[0], caches[1], metadata, kv_layout=self._layout,
-            causal=planned.get("causal", True), custom_mask=self._kept_mask(metadata),
-            k_scale=keywords.get("k_scale") or 1.0, v_scale=keywords.get("v_scale") or 1.0,
+            q[:tokens],
+            caches[0],
+            caches[1],
+            metadata,
+            kv_layout=self._layout,
+            causal=planned.get("causal", True),
+            custom_mask=self._kept_mask(metadata),
+            k_scale=keywords.get("k_scale") or 1.0,
+            v_scale=keywords.get("v_scale") or 1.0,
             **{name: planned[name] for name in OPTIONS if name in planned},
-        )  # fmt: skip
+        )
         out = q.new_zeros((len(q), q.shape[1], result.out.shape[-1]))
         lse = q.new_zeros((len(q), q.shape[1]), dtype=torch.float32)
         out[:tokens], lse[:tokens] = base_2(result, q.dtype)
@@ -192,10 +198,15 @@ class RaggedWrapper:
         self.calls.append("run")
         planned = self._planned
         result = ragged_attention(
-            q, k, v, planned["qo_indptr"], planned["kv_indptr"], causal=planned["causal"],
+            q,
+            k,
+            v,
+            planned["qo_indptr"],
+            planned["kv_indptr"],
+            causal=planned["causal"],
             custom_mask=planned["custom_mask"],
             **{name: planned[name] for name in OPTIONS},
-        )  # fmt: skip
+        )
         return base_2(result, q.dtype)
 
 
@@ -267,9 +278,16 @@ def _bfloat16_or_float16(problem: Any, target: Target) -> bool | str:  # noqa: A
 
 
 DECODES = AttentionProblem(
-    query_lens=(1, 1, 1), seq_lens=(9, 4, 6), num_kv_heads=2, group_size=2, head_dim_qk=64,
-    head_dim_vo=64, dtype="bfloat16", page_size=4, causal=True,
-)  # fmt: skip
+    query_lens=(1, 1, 1),
+    seq_lens=(9, 4, 6),
+    num_kv_heads=2,
+    group_size=2,
+    head_dim_qk=64,
+    head_dim_vo=64,
+    dtype="bfloat16",
+    page_size=4,
+    causal=True,
+)
 PREFILLS = replace(DECODES, query_lens=(3, 1, 2), strided_q=True, strided_kv=True)
 VERIFIES = replace(PREFILLS, query_lens=(2, 2, 2))
 PLANNED = [
@@ -467,10 +485,15 @@ def test_a_latent_session_keeps_nothing_of_the_hosts(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(flashinfer_mla, "version", lambda: "0.6.13")
     inputs: Any = materialise(
         AttentionProblem(
-            query_lens=(1, 2), seq_lens=(5, 3), head_dim_qk=576, head_dim_vo=512, page_size=2,
-            dtype="bfloat16", values_in_keys=True,
+            query_lens=(1, 2),
+            seq_lens=(5, 3),
+            head_dim_qk=576,
+            head_dim_vo=512,
+            page_size=2,
+            dtype="bfloat16",
+            values_in_keys=True,
         )
-    )  # fmt: skip
+    )
     flashinfer_mla.latent_session("fa2").plan(inputs)
     before = {name: tensor.clone() for name, tensor in inputs.metadata.tensors().items()}
     for tensor in inputs.metadata.tensors().values():

@@ -53,9 +53,17 @@ def test_a_replay_reads_the_new_values_and_keeps_nothing_of_the_old() -> None:
 
 
 OPTIONAL = AttentionProblem(
-    query_lens=(2, 1), seq_lens=(5, 3), page_size=2, sinks=True, custom_mask=True, alibi=True,
-    spans="images", logits_bias="dense", per_head_scales=True, k_scale=0.5,
-)  # fmt: skip
+    query_lens=(2, 1),
+    seq_lens=(5, 3),
+    page_size=2,
+    sinks=True,
+    custom_mask=True,
+    alibi=True,
+    spans="images",
+    logits_bias="dense",
+    per_head_scales=True,
+    k_scale=0.5,
+)
 
 
 def test_a_replay_reads_the_new_values_of_every_optional_tensor() -> None:

@@ -16,9 +16,16 @@ NAMES = {
     "paged_attention": "torch-flex-attention-paged",
 }
 MIXED = AttentionProblem(
-    query_lens=(3, 1, 0, 4, 2), seq_lens=(5, 7, 2, 0, 2), page_size=2, page_order=1,
-    num_kv_heads=2, group_size=2, v_scale=2.0, k_scale=0.5, strided_q=True,
-)  # fmt: skip
+    query_lens=(3, 1, 0, 4, 2),
+    seq_lens=(5, 7, 2, 0, 2),
+    page_size=2,
+    page_order=1,
+    num_kv_heads=2,
+    group_size=2,
+    v_scale=2.0,
+    k_scale=0.5,
+    strided_q=True,
+)
 CPU = Target.here("cpu")
 
 

@@ -64,10 +64,17 @@ def test_routes_agree_with_the_oracle(method: str) -> None:
     groups = (1, 1) if METHODS[method].score == "logit" else (4, 2)
     for masked_groups, bias in (("-inf", False), ("zero", method != "sparsemixer")):
         problem = RouteProblem(
-            num_tokens=20, num_experts=16, top_k=3, method=method, bias=bias, num_groups=groups[0],
-            topk_groups=groups[1], masked_groups=masked_groups, regime="negative_scores",
+            num_tokens=20,
+            num_experts=16,
+            top_k=3,
+            method=method,
+            bias=bias,
+            num_groups=groups[0],
+            topk_groups=groups[1],
+            masked_groups=masked_groups,
+            regime="negative_scores",
             scaling_factor=2.5,
-        )  # fmt: skip
+        )
         inputs = materialise(problem)
         assert isinstance(inputs, RouteInputs)
         found = find_implementation("torch-route")(inputs)

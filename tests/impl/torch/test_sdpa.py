@@ -13,9 +13,13 @@ from kernelproof.reference import AttentionProblem, materialise, oracle
 from kernelproof.reference.tensors.inputs import PagedAttentionInputs, RaggedAttentionInputs
 
 MIXED = AttentionProblem(
-    query_lens=(3, 1, 0, 2), seq_lens=(5, 70, 2, 2), num_kv_heads=2, group_size=2, causal=True,
+    query_lens=(3, 1, 0, 2),
+    seq_lens=(5, 70, 2, 2),
+    num_kv_heads=2,
+    group_size=2,
+    causal=True,
     page_size=4,
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

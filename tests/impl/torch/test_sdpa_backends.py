@@ -16,9 +16,14 @@ from kernelproof.reference.tensors.inputs import RaggedAttentionInputs
 CPU, H100 = Target.here("cpu"), Target(sm=90, device="cuda", torch="2.11.0")
 NAMES = tuple(f"torch-sdpa-{name}" for name in sdpa_backends.BACKENDS)
 ROWS = AttentionProblem(
-    "ragged_attention", query_lens=(5, 2, 0, 3), seq_lens=(3, 7, 2, 0), num_kv_heads=2,
-    group_size=2, causal=True, dtype="bfloat16",
-)  # fmt: skip
+    "ragged_attention",
+    query_lens=(5, 2, 0, 3),
+    seq_lens=(3, 7, 2, 0),
+    num_kv_heads=2,
+    group_size=2,
+    causal=True,
+    dtype="bfloat16",
+)
 
 
 @pytest.mark.parametrize("name", ["default", "math", "flash"])

@@ -14,25 +14,48 @@ from kernelproof.reference.tensors.inputs import RaggedAttentionInputs
 
 varlen = pytest.importorskip("torch.nn.attention.varlen")
 MIXED = AttentionProblem(
-    operation="ragged_attention", query_lens=(3, 1, 0, 2), seq_lens=(5, 7, 2, 2), num_kv_heads=2,
-    group_size=2, dtype="bfloat16", v_scale=2.0, k_scale=0.5, strided_q=True,
-)  # fmt: skip
+    operation="ragged_attention",
+    query_lens=(3, 1, 0, 2),
+    seq_lens=(5, 7, 2, 2),
+    num_kv_heads=2,
+    group_size=2,
+    dtype="bfloat16",
+    v_scale=2.0,
+    k_scale=0.5,
+    strided_q=True,
+)
 KERNEL = find_implementation("torch-varlen-attn")
 GPU = replace(Target.here("cpu"), device="cuda", sm=90)
 
 
 def stand_in(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seq_q: torch.Tensor,
-    cu_seq_k: torch.Tensor, max_q: int, max_k: int, *, return_aux: Any, scale: float,  # noqa: ANN401
-    window_size: tuple[int, int], enable_gqa: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seq_q: torch.Tensor,
+    cu_seq_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    return_aux: Any,  # noqa: ANN401
+    scale: float,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
     assert return_aux.lse
     assert enable_gqa
     assert (max_q, max_k) == (int(cu_seq_q.diff().max()), int(cu_seq_k.diff().max()))
     found = ragged_attention(
-        query, key, value, cu_seq_q, cu_seq_k, causal=False, sm_scale=scale,
-        window_left=window_size[0], window_right=window_size[1],
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        cu_seq_q,
+        cu_seq_k,
+        causal=False,
+        sm_scale=scale,
+        window_left=window_size[0],
+        window_right=window_size[1],
+    )
     return found.out.to(query.dtype), found.lse.T.float().contiguous()
 
 
@@ -82,8 +105,9 @@ def test_a_cpu_is_refused() -> None:
     refusal = KERNEL.refusal(MIXED, Target.here("cpu"))
     assert refusal is not None
     assert (refusal.code, str(refusal)) == (
-        "device", "varlen_attn is FlashAttention, which runs on a GPU only"
-    )  # fmt: skip
+        "device",
+        "varlen_attn is FlashAttention, which runs on a GPU only",
+    )
 
 
 def test_a_release_without_a_scale_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,8 +34,11 @@ def test_one_key_is_one_compiled_kernel() -> None:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, str(PROGRAM), *names],
-        check=False, capture_output=True, text=True, env=environment,
-    )  # fmt: skip
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
     assert done.returncode == 0, done.stderr
     for name, told in json.loads(done.stdout).items():
         assert told["differing"] == {}, name

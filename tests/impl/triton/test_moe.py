@@ -152,9 +152,13 @@ class TestExperts:
         self, quantized: str, quantized_hidden: bool, activation: str, worker: Worker, device: str
     ) -> None:
         problem = experts(
-            hidden=264, inter=200, quantized=quantized, quantized_hidden=quantized_hidden,
-            activation=activation, biases=True,
-        )  # fmt: skip
+            hidden=264,
+            inter=200,
+            quantized=quantized,
+            quantized_hidden=quantized_hidden,
+            activation=activation,
+            biases=True,
+        )
         verdict = ask(worker, device, problem)
         assert verdict.status == "PASS", verdict
 
@@ -194,9 +198,15 @@ class TestRouting:
         for regime in ("iid", "ties", "saturated", "all_negative"):
             for bias in (False, True)[: 1 if method == "sparsemixer" else 2]:
                 problem = RouteProblem(
-                    num_tokens=70, num_experts=60, top_k=6, method=method, bias=bias,
-                    regime=regime, dtype="bfloat16", scaling_factor=2.5,
-                )  # fmt: skip
+                    num_tokens=70,
+                    num_experts=60,
+                    top_k=6,
+                    method=method,
+                    bias=bias,
+                    regime=regime,
+                    dtype="bfloat16",
+                    scaling_factor=2.5,
+                )
                 verdict = ask(worker, device, problem)
                 assert verdict.status == "PASS", verdict
 
@@ -205,10 +215,16 @@ class TestRouting:
     def test_groups(self, method: str, masked_groups: str, worker: Worker, device: str) -> None:
         for experts_, groups, best in ((128, 8, 4), (24, 3, 2), (6, 6, 4)):
             problem = RouteProblem(
-                num_tokens=20, num_experts=experts_, top_k=4, method=method, bias=True,
-                num_groups=groups, topk_groups=best, masked_groups=masked_groups,
+                num_tokens=20,
+                num_experts=experts_,
+                top_k=4,
+                method=method,
+                bias=True,
+                num_groups=groups,
+                topk_groups=best,
+                masked_groups=masked_groups,
                 regime="negative_scores",
-            )  # fmt: skip
+            )
             verdict = ask(worker, device, problem)
             assert verdict.status == "PASS", verdict
 

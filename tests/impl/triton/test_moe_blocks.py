@@ -154,9 +154,14 @@ def test_tiles_fit_every_gpu(sizes: tuple[int, int], available: int) -> None:
     element, weight = sizes
     for rows, gated in product((0.1, 4, 12, 30, 64, 5000), (True, False)):
         first, second = moe_tiles(
-            shape(rows=rows, element_size=element, weight_size=weight, gated=gated,
-                  available=available)
-        )  # fmt: skip
+            shape(
+                rows=rows,
+                element_size=element,
+                weight_size=weight,
+                gated=gated,
+                available=available,
+            )
+        )
         assert first.m == second.m  # pairs are sorted once
         for tile in (first, second):
             assert shared_memory(tile, element, weight) <= available

@@ -182,8 +182,13 @@ def test_hangs_in_one_place_are_one() -> None:
     """Doubled keys are not those of the problem, and say nothing of its values."""
     direct = law("parity", lambda p: 7 in p.seq_lens, 1, status="HANG", kind="run")
     # Of three lengths, so that those that fail share none; the smallest has no 7.
-    doubled = law("doubled_keys", lambda p: 7 in p.seq_lens or max(p.seq_lens, default=0) in (2, 6),
-                  3, status="HANG", kind="run")  # fmt: skip
+    doubled = law(
+        "doubled_keys",
+        lambda p: 7 in p.seq_lens or max(p.seq_lens, default=0) in (2, 6),
+        3,
+        status="HANG",
+        kind="run",
+    )
     assert direct.finding
     assert doubled.finding
     assert len(causes(direct, doubled)) == 2

@@ -83,8 +83,10 @@ class TestReading:
     def test_a_good_entry(self, folder: Path) -> None:
         (entry,) = load_ledger(write(folder, GOOD)).entries
         assert (entry.id, entry.laws, entry.kinds) == (
-            "mine-empty", ("parity", "well_formed"), ("nan",)
-        )  # fmt: skip
+            "mine-empty",
+            ("parity", "well_formed"),
+            ("nan",),
+        )
         assert entry.case == folder / "case.json"
         assert entry.load_case() == ("parity", EMPTY)
 

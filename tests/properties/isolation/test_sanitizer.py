@@ -113,8 +113,10 @@ def test_what_the_sanitizer_reports_is_found_shrunk_and_replayed(tmp_path: Path)
     assert json.loads(Path(path).read_text(encoding="utf-8"))["sanitizer"] == "racecheck"
     ended = subprocess.run(
         [sys.executable, "-m", "kernelproof", "replay", path],
-        check=False, capture_output=True, text=True,
-    )  # fmt: skip
+        check=False,
+        capture_output=True,
+        text=True,
+    )
     assert ended.returncode == 1, ended.stderr
     assert ended.stdout.startswith("CRASH racecheck  ")
 
@@ -122,13 +124,16 @@ def test_what_the_sanitizer_reports_is_found_shrunk_and_replayed(tmp_path: Path)
 @pytest.mark.usefixtures("installed")
 def test_a_hang_under_it_gives_its_stack_and_both_processes_end() -> None:
     handler = f"{HANDLERS.stem}:misbehave"
-    with WorkerPool(
-        handler,
-        preload=(),
-        sys_path=[str(HANDLERS.parent), *sys.path],
-        under=sanitizer.command("memcheck"),
-        standby=False,
-    ) as pool, pool.lease() as worker:  # fmt: skip
+    with (
+        WorkerPool(
+            handler,
+            preload=(),
+            sys_path=[str(HANDLERS.parent), *sys.path],
+            under=sanitizer.command("memcheck"),
+            standby=False,
+        ) as pool,
+        pool.lease() as worker,
+    ):
         hung = worker.run({"do": "sleep"}, Deadlines(run=0.5))
         assert hung.status == "hang"
         assert "do_sleep" in hung.stack

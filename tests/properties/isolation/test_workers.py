@@ -333,8 +333,10 @@ class TestError:
             for name in ("second", "first", "first"):
                 worker.ask(request(name))
             assert [worker.answer().result for _ in range(3)] == [
-                {"seen": 2}, {"seen": 1}, {"seen": 2}
-            ]  # fmt: skip
+                {"seen": 2},
+                {"seen": 1},
+                {"seen": 2},
+            ]
             assert pool.respawns == 2
 
     @on_linux

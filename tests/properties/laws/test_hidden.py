@@ -86,10 +86,14 @@ def test_only_pages_behind_the_windows_of_all_their_requests_are_freed(
     freed, of = behind_windows(inputs, problem), owners(inputs, problem)
     for page in range(len(freed)):
         keys = [each for slot in range(problem.page_size) for each in of.get((page, slot), ())]
-        behind = bool(keys) and problem.window_left >= 0 and all(
-            key < problem.seq_lens[n] - problem.query_lens[n] - problem.window_left
-            for n, key in keys
-        )  # fmt: skip
+        behind = (
+            bool(keys)
+            and problem.window_left >= 0
+            and all(
+                key < problem.seq_lens[n] - problem.query_lens[n] - problem.window_left
+                for n, key in keys
+            )
+        )
         full = len(keys) % problem.page_size == 0
         assert freed[page].all() == freed[page].any() == (behind and full), page
 
@@ -130,9 +134,16 @@ def test_hidden_slots_of_any_cache_may_hold_anything(kv_cache: str, fill: Any) -
     if element_of(kv_cache) in RECORDS:
         heads = {"values_in_keys": True, "head_dim_qk": 576, "head_dim_vo": 512}
     problem = AttentionProblem(
-        query_lens=(2, 1), seq_lens=(13, 6), page_size=4, window_left=2, causal=True,
-        kv_cache=kv_cache, dtype="float16", kv_layout="HND", **heads,
-    )  # fmt: skip
+        query_lens=(2, 1),
+        seq_lens=(13, 6),
+        page_size=4,
+        window_left=2,
+        causal=True,
+        kv_cache=kv_cache,
+        dtype="float16",
+        kv_layout="HND",
+        **heads,
+    )
     inputs: Any = materialise(problem)
     before = attention(inputs)
     for hidden in (behind_windows(inputs, problem), ~seen_keys(inputs)):
@@ -165,7 +176,7 @@ def test_a_kernel_that_multiplies_freed_pages_by_zero_is_found_in_any_cache(kv_c
     for claim in claims:
         made: Any = implementation(
             "paged_attention", name="x", features=features, hidden_keys=claim
-        )(widened)  # fmt: skip
+        )(widened)
         subject = Subject(made, Target.here("cpu"), Stages())
         said = [
             find_law("pages_behind_window").check(subject, replace(problem, seed=seed))

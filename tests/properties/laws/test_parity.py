@@ -19,9 +19,16 @@ from kernelproof.reference.tensors.inputs import PagedAttentionInputs
 from kernelproof.reference.tensors.moe_inputs import MoEInputs
 
 LOST = MoEProblem(
-    num_tokens=5, num_experts=16, top_k=8, activation="gelu_tanh", quantized="nvfp4",
-    quantized_hidden=True, assignment="duplicates", regime="exact_grid", seed=3096,
-)  # fmt: skip
+    num_tokens=5,
+    num_experts=16,
+    top_k=8,
+    activation="gelu_tanh",
+    quantized="nvfp4",
+    quantized_hidden=True,
+    assignment="duplicates",
+    regime="exact_grid",
+    seed=3096,
+)
 """A call of which every number is smaller than its bound in the arithmetic ``NARROW``."""
 NARROW = Arithmetic(projections="inputs", intermediate="inputs", partial_outputs=True)
 

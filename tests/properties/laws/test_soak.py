@@ -144,8 +144,9 @@ def test_a_slow_implementation_is_launched_a_few_times(monkeypatch: pytest.Monke
 
 
 def test_a_finding_is_replayed_with_as_many_launches(tmp_path: Path) -> None:
-    profile = Profile("tiny", problems=30, max_work=20_000, shrink_seconds=2.0, seconds=60.0,
-                      soak=120)  # fmt: skip
+    profile = Profile(
+        "tiny", problems=30, max_work=20_000, shrink_seconds=2.0, seconds=60.0, soak=120
+    )
     name = f"{SUBJECTS}:tires"
     report = Run(Plan([name], profile, laws=["soak"], jobs=1)).execute()
     (tires,) = report.implementations

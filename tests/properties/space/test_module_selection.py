@@ -94,8 +94,9 @@ def test_a_quantised_cache_that_one_dtype_has_is_among_them() -> None:
     axes, keys, _ = asked("flashinfer-mla-fa3")
     modules = choose(axes, keys, 8)
     assert [module.values["caches"] for module in modules].count((("float8_e4m3fn", ""),)) == 1
-    assert all(isinstance(each.first, AttentionProblem) and each.first.values_in_keys
-               for each in modules)  # fmt: skip
+    assert all(
+        isinstance(each.first, AttentionProblem) and each.first.values_in_keys for each in modules
+    )
 
 
 def test_a_window_that_is_refused_without_a_causal_mask_is_among_them() -> None:
@@ -156,9 +157,13 @@ def test_only_problems_of_chosen_modules_are_drawn(name: str) -> None:
     modules = choose(axes, keys, 3)
     allowed = {module.key for module in modules}
     restricted = Axes(
-        axes.operation, axes.values, WORK, {}, axes.simplest,
+        axes.operation,
+        axes.values,
+        WORK,
+        {},
+        axes.simplest,
         tuple(module.values for module in modules),
-    )  # fmt: skip
+    )
     seen: set[str] = set()
 
     @hypothesis.seed(0)
@@ -236,8 +241,10 @@ def test_what_does_not_go_together_is_no_module() -> None:
     """The example of 24 channels in NVFP4 has 64: its module is that of 64."""
     axes, keys, _ = asked("triton-attention")
     for each in choose(axes, keys, 1000, companions=True):
-        assert all(any(has(each.first, name, value) for value in values)
-                   for name, values in each.values.items())  # fmt: skip
+        assert all(
+            any(has(each.first, name, value) for value in values)
+            for name, values in each.values.items()
+        )
 
 
 built: list[Hashable] = []

@@ -136,8 +136,11 @@ def test_a_kernel_of_whole_tiles_has_several_experts_and_rows_beyond_a_tile(
     found = drawn(axes, 260)
     assert sum(edges_of_experts(each)["several_experts"] for each in found) > 8
     # Tokens on each of four experts at least, whose loads differ.
-    loads = [Counter(assignment(each, torch.device("cpu")).flatten().tolist()) for each in found
-             if each.num_experts >= LEAST_EXPERTS and not each.expert_parallel]  # fmt: skip
+    loads = [
+        Counter(assignment(each, torch.device("cpu")).flatten().tolist())
+        for each in found
+        if each.num_experts >= LEAST_EXPERTS and not each.expert_parallel
+    ]
     assert sum(len(load) >= LEAST_EXPERTS for load in loads) > 8
     assert sum(len(set(load.values())) > 1 for load in loads) > 8
     rows = [each.num_tokens * each.top_k / each.num_experts for each in found]
@@ -208,9 +211,18 @@ def test_plain_torch_claims_whatever_is_drawn(drawn: Draw, name: str) -> None:
 
 def test_a_crash_is_simplified_to_what_it_takes() -> None:
     problem = MoEProblem(
-        num_tokens=65, num_experts=8, top_k=3, hidden=64, inter=64, activation="relu2",
-        dtype="bfloat16", biases=True, regime="saturated", assignment="sparse", seed=7,
-    )  # fmt: skip
+        num_tokens=65,
+        num_experts=8,
+        top_k=3,
+        hidden=64,
+        inter=64,
+        activation="relu2",
+        dtype="bfloat16",
+        biases=True,
+        regime="saturated",
+        assignment="sparse",
+        seed=7,
+    )
     axes = Axes("moe", all_axes("moe"), WORK, {}, {})
     tried = [0]
 

@@ -57,8 +57,11 @@ def test_a_row_is_the_fields_of_two_problems() -> None:
     assert experts.sizes == (7168, 2048)
     gated = experts_of({**KIMI, "shared_gate": "sigmoid", "kind": "swiglulim", "weights": "bf16"})
     assert gated is not None
-    assert dict(gated.options) == {"shared_experts": 1, "shared_gate": "logits",
-                                   "swiglu_parameters": "limit"}  # fmt: skip
+    assert dict(gated.options) == {
+        "shared_experts": 1,
+        "shared_gate": "logits",
+        "swiglu_parameters": "limit",
+    }
     scaled = router_of({**KIMI, "method": "perexpert", "bias": "no"})
     assert scaled is not None
     assert scaled.fields["expert_scales"]
@@ -90,9 +93,15 @@ def test_the_table_has_what_is_asked_of_it() -> None:
 def test_some_problems_have_the_values_of_rows(operation: str) -> None:
     rows = [dict(layer.fields) for layer in layers_of(operation)]
     problems = drawn(axes(operation))
-    of_rows = [each for each in problems
-               if any(all(getattr(each, name) == v for name, v in row.items())
-                      for row in rows if row["num_experts"] >= 16)]  # fmt: skip
+    of_rows = [
+        each
+        for each in problems
+        if any(
+            all(getattr(each, name) == v for name, v in row.items())
+            for row in rows
+            if row["num_experts"] >= 16
+        )
+    ]
     assert len(problems) / 20 < len(of_rows) < len(problems) / 3
     several = {getattr(each, "num_experts", 0) for each in of_rows}
     assert several - {*all_axes(operation)["num_experts"]}
@@ -102,25 +111,34 @@ def test_experts_are_affordable_at_sizes_that_keep_what_is_left_of_a_tile() -> N
     problems = [each for each in drawn(axes("moe"), 600) if isinstance(each, MoEProblem)]
     of_rows = {(layer.fields["num_experts"], layer.fields["top_k"]) for layer in layers_of("moe")}
     # Problems of floors are beyond the work, too, and have a test of their own.
-    beyond = [each for each in problems
-              if each.work > WORK and (each.num_experts, each.top_k) in of_rows]  # fmt: skip
+    beyond = [
+        each for each in problems if each.work > WORK and (each.num_experts, each.top_k) in of_rows
+    ]
     assert beyond
     assert len(beyond) < len(problems) / 16
-    sizes = {(each.hidden, each.inter) for each in problems if
-             (each.num_experts, each.top_k) in of_rows and each.num_experts > 32}  # fmt: skip
+    sizes = {
+        (each.hidden, each.inter)
+        for each in problems
+        if (each.num_experts, each.top_k) in of_rows and each.num_experts > 32
+    }
     assert {(16, 16), (64, 64)} <= sizes
     assert any(each.num_experts > 256 and not each.expert_parallel for each in problems)
     whole = drawn(axes("moe", 1024 * WORK), 200)
-    assert any(isinstance(each, MoEProblem) and (each.hidden, each.inter) in
-               {layer.sizes for layer in layers_of("moe")} for each in whole)  # fmt: skip
+    assert any(
+        isinstance(each, MoEProblem)
+        and (each.hidden, each.inter) in {layer.sizes for layer in layers_of("moe")}
+        for each in whole
+    )
 
 
 def test_a_kernel_of_aligned_sizes_has_rows_too() -> None:
     tile = 128
 
     def probe(asked: Sequence[Problem]) -> list[Refusal | None]:
-        fits = [isinstance(each, MoEProblem) and not (each.hidden % tile or each.inter % tile)
-                for each in asked]  # fmt: skip
+        fits = [
+            isinstance(each, MoEProblem) and not (each.hidden % tile or each.inter % tile)
+            for each in asked
+        ]
         return [None if each else Refusal("no") for each in fits]
 
     space = narrow("moe", probe, WORK)
@@ -163,8 +181,12 @@ def test_values_of_ten_families_are_asked_for_where_they_are_reachable() -> None
     assert wanted <= {*many}
     assert ("num_experts", "896") not in many
     assert all(0 < share <= 1 / 4 for share in many.values())
-    families = {each for layer in layers_of("route") if layer.fields["num_experts"] == 256
-                for each in layer.families}  # fmt: skip
+    families = {
+        each
+        for layer in layers_of("route")
+        if layer.fields["num_experts"] == 256
+        for each in layer.families
+    }
     assert len(families) >= MANY
     cpu, gpu = many_values(axes("moe")), many_values(axes("moe", 1024 * WORK))
     assert ("hidden", "2048") in gpu

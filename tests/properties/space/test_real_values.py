@@ -47,8 +47,11 @@ def test_each_row_has_an_example_of_its_own() -> None:
 
 
 def test_the_table_has_what_is_asked_of_it() -> None:
-    values = {(name, value) for real in rows_of("paged_attention")
-              for name, value in real.values("paged_attention").items()}  # fmt: skip
+    values = {
+        (name, value)
+        for real in rows_of("paged_attention")
+        for name, value in real.values("paged_attention").items()
+    }
     assert {("window_left", each) for each in (127, 511, 1023, 4095)} <= values
     assert {("page_size", each) for each in (528, 544)} <= values
     assert {("logits_soft_cap", 50.0), ("chunk", 8192), ("head_dims", (72, 72))} <= values
@@ -74,8 +77,9 @@ def test_rows_keep_to_what_may_be_drawn() -> None:
             for name, value in row.items():
                 listed = all_axes("paged_attention")[name]
                 assert value in space.allows(name) or value not in listed
-    assert {rows_of("paged_attention")[n - 1].head_dims for n in
-            fitting(axes(head_dims=((64, 64),)))} == {(64, 64)}  # fmt: skip
+    assert {
+        rows_of("paged_attention")[n - 1].head_dims for n in fitting(axes(head_dims=((64, 64),)))
+    } == {(64, 64)}
     assert not fitting(replace(axes(), edges=(64,)))
     assert not fitting(replace(axes(), max_work=100))
 
@@ -104,8 +108,12 @@ def test_values_of_ten_families_are_asked_for() -> None:
     assert {("head_dims", "(128, 128)"), ("window_left", "4095"), ("group_size", "4")} <= {*many}
     assert ("head_dims", "(72, 72)") not in many
     assert all(0 < share < 1 / 8 for share in many.values())
-    families = {each for real in rows_of("paged_attention") if has_window(real.fields, 4095)
-                for each in real.families}  # fmt: skip
+    families = {
+        each
+        for real in rows_of("paged_attention")
+        if has_window(real.fields, 4095)
+        for each in real.families
+    }
     assert len(families) >= MANY
 
 

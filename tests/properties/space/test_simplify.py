@@ -107,8 +107,11 @@ def test_what_a_failure_needs_is_kept_at_its_simplest_value() -> None:
     assert isinstance(found, AttentionProblem)
     assert (found.query_lens, found.seq_lens) == ((1,), (300,))
     assert (found.causal, found.window_left, found.sinks, found.dtype) == (
-        True, 16, False, "float32",
-    )  # fmt: skip
+        True,
+        16,
+        False,
+        "float32",
+    )
     assert fails.failures <= 10
 
 
@@ -148,12 +151,25 @@ def test_only_values_of_one_module_are_tried_together() -> None:
 
 def test_latent_heads_are_simplified_with_what_they_bring() -> None:
     """Their values are three numbers, and those of a problem two."""
-    axes = replace(AXES, values={**AXES.values, "head_dims": ((576, 512, 0), (576, 512, 128))},
-                   simplest={"head_dims": (576, 512, 0)}, restrictions=())  # fmt: skip
+    axes = replace(
+        AXES,
+        values={**AXES.values, "head_dims": ((576, 512, 0), (576, 512, 128))},
+        simplest={"head_dims": (576, 512, 0)},
+        restrictions=(),
+    )
     latent = AttentionProblem(
-        query_lens=(3, 1), seq_lens=(40, 2), num_kv_heads=1, group_size=128, head_dim_qk=576,
-        head_dim_vo=512, values_in_keys=True, dtype="bfloat16", sm_scale=0.1, k_scale=2.0, seed=5,
-    )  # fmt: skip
+        query_lens=(3, 1),
+        seq_lens=(40, 2),
+        num_kv_heads=1,
+        group_size=128,
+        head_dim_qk=576,
+        head_dim_vo=512,
+        values_in_keys=True,
+        dtype="bfloat16",
+        sm_scale=0.1,
+        k_scale=2.0,
+        seed=5,
+    )
 
     def fails(problem: Problem) -> bool:
         return isinstance(problem, AttentionProblem) and problem.values_in_keys

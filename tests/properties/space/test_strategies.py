@@ -63,9 +63,11 @@ def drawn_from(strategy: st.SearchStrategy[Problem], count: int) -> list[Any]:
     # In rounds, as a hunt draws them: one long run of Hypothesis stays near its first examples.
     for seed in range(0, count, EXAMPLES_A_ROUND):
         run = settings(
-            max_examples=min(count - seed, EXAMPLES_A_ROUND), database=None,
-            phases=[Phase.generate], suppress_health_check=list(HealthCheck),
-        )  # fmt: skip
+            max_examples=min(count - seed, EXAMPLES_A_ROUND),
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
         hypothesis.seed(seed)(run(given(strategy)(collect)))()
     return drawn
 
@@ -156,8 +158,15 @@ def test_a_slow_implementation_gets_long_requests_on_few_heads(operation: str) -
     assert {each.page_size for each in drawn if each.num_pages > 2} >= (
         {1, 2, 3, 4, 8, 16, 32, 64} if operation != "ragged_attention" else set()
     )
-    assert sum(t < s for each in drawn for t, s in zip(each.query_lens, each.seq_lens, strict=True)
-               if t > 1) > len(drawn) // 5  # fmt: skip
+    assert (
+        sum(
+            t < s
+            for each in drawn
+            for t, s in zip(each.query_lens, each.seq_lens, strict=True)
+            if t > 1
+        )
+        > len(drawn) // 5
+    )
 
 
 @pytest.mark.parametrize("max_work", [GATE_WORK // 64, GATE_WORK // 16, GATE_WORK])

@@ -16,9 +16,11 @@ def test_a_small_tensor_has_a_cell_for_each_token_and_head() -> None:
     ratio[2, 0, 3], ratio[1, 1, 0] = 7.0, 0.25
     made = error_map("out", ratio)
     assert made == {
-        "tensor": "out", "shape": [3, 2, 4], "step": [1, 1],
+        "tensor": "out",
+        "shape": [3, 2, 4],
+        "step": [1, 1],
         "worst": [[0.0, 0.0], [0.0, 0.25], [7.0, 0.0]],
-    }  # fmt: skip
+    }
 
 
 def test_of_a_large_tensor_neighbours_share_a_cell_and_the_worst_counts() -> None:

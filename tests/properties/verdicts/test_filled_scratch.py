@@ -14,9 +14,14 @@ from kernelproof.properties.verdicts import filled_scratch as module
 from kernelproof.properties.verdicts.filled_scratch import filled_scratch
 
 FLOATS = (
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn,
-    torch.float8_e5m2, torch.complex64,
-)  # fmt: skip
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.complex64,
+)
 LARGEST = {
     torch.int64: 2**63 - 1, torch.int32: 2**31 - 1, torch.int16: 2**15 - 1, torch.int8: -1,
     torch.uint8: 255, torch.bool: True,

@@ -18,9 +18,14 @@ from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.reference import Arithmetic, AttentionProblem, MoEProblem
 
 PROBLEM = AttentionProblem(
-    query_lens=(8,), seq_lens=(40,), num_kv_heads=2, head_dim_qk=32, head_dim_vo=32, causal=True,
+    query_lens=(8,),
+    seq_lens=(40,),
+    num_kv_heads=2,
+    head_dim_qk=32,
+    head_dim_vo=32,
+    causal=True,
     dtype="bfloat16",
-)  # fmt: skip
+)
 
 
 class Anywhere:

@@ -79,9 +79,14 @@ def test_it_is_attention_with_a_bias(seed: int) -> None:
 def test_a_short_case_by_hand() -> None:
     q, v = torch.zeros(1, 1, 2), torch.tensor([[[1.0]], [[3.0]]])
     out, lse = ragged_attention(
-        q, torch.ones(2, 1, 2), v, torch.tensor([0, 1]), torch.tensor([0, 2]),
-        alibi_slopes=torch.tensor([2.0]), sinks=torch.tensor([0.0]),
-    )  # fmt: skip
+        q,
+        torch.ones(2, 1, 2),
+        v,
+        torch.tensor([0, 1]),
+        torch.tensor([0, 2]),
+        alibi_slopes=torch.tensor([2.0]),
+        sinks=torch.tensor([0.0]),
+    )
     weights = torch.tensor([-2.0, 0.0, 0.0], dtype=torch.float64).softmax(0)
     torch.testing.assert_close(out.flatten(), (weights[:2] * v.flatten()).sum().view(1))
     torch.testing.assert_close(lse.exp().item(), 2 + torch.tensor(-2.0).double().exp().item())

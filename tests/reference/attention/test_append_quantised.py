@@ -60,9 +60,17 @@ def test_fp8_is_scaled_and_rounded_once(
     kv_format = KVCacheFormat(str(dtype).removeprefix("torch."), storage, kv_layout)
     heads = torch.tensor([0.5, 4.0])
     found = append_paged_kv(
-        k, v, caches[0], caches[1], METADATA, kv_layout=kv_layout, in_place=in_place,
-        k_scale=heads, v_scale=2.0, kv_format=kv_format,
-    )  # fmt: skip
+        k,
+        v,
+        caches[0],
+        caches[1],
+        METADATA,
+        kv_layout=kv_layout,
+        in_place=in_place,
+        k_scale=heads,
+        v_scale=2.0,
+        kv_format=kv_format,
+    )
     assert (found[0] is caches[0]) == in_place
     expected = quantize_fp8(k, dtype, heads[:, None]), quantize_fp8(v, dtype, 2.0)
     for cache, codes in zip(found, expected, strict=True):
@@ -100,9 +108,16 @@ def test_nvfp4_writes_codes_and_block_scales(
     if scale_layout == "interleaved":
         scales = scales[0], interleave_v_scales(scales[1], kv_layout=kv_layout)
     codes, found = append_paged_nvfp4(
-        k, v, caches, scales, METADATA, kv_format=kv_format, k_scale=0.01, v_scale=0.5,
+        k,
+        v,
+        caches,
+        scales,
+        METADATA,
+        kv_format=kv_format,
+        k_scale=0.01,
+        v_scale=0.5,
         in_place=in_place,
-    )  # fmt: skip
+    )
     assert (codes[0] is caches[0]) == in_place
     assert (found[1] is scales[1]) == in_place
     linear = found[1]
@@ -212,9 +227,13 @@ def test_the_wrong_function_says_which_is_right() -> None:
         append_paged_kv(k, v, packed, packed, METADATA, kv_format=KVCacheFormat("nvfp4"))
     with pytest.raises(ValueError, match="append_paged_kv appends to such a cache"):
         append_paged_nvfp4(
-            k, v, (packed, packed), (scales, scales), METADATA,
+            k,
+            v,
+            (packed, packed),
+            (scales, scales),
+            METADATA,
             kv_format=KVCacheFormat("float8_e5m2"),
-        )  # fmt: skip
+        )
     with pytest.raises(ValueError, match="uint8, which does not say"):
         append_paged_kv(k, v, packed, packed, METADATA)
     short, three = pages("NHD", 24, torch.uint8), pages("NHD", 3, torch.float8_e4m3fn)

@@ -112,8 +112,14 @@ def test_what_fills_up_a_batch_is_never_seen(options: dict[str, Any], poison: fl
 def test_short_requests_go_together_and_long_ones_alone() -> None:
     decodes = replace(MIXED, query_lens=(1,) * 16, seq_lens=tuple(range(10, 26)))
     assert [len(batch.requests) for batch in batches_of(decodes)] == [16]
-    mixed = replace(decodes, num_kv_heads=8, head_dim_qk=128, head_dim_vo=128, page_size=64,
-                    seq_lens=(900, 2000, *decodes.seq_lens[2:]))  # fmt: skip
+    mixed = replace(
+        decodes,
+        num_kv_heads=8,
+        head_dim_qk=128,
+        head_dim_vo=128,
+        page_size=64,
+        seq_lens=(900, 2000, *decodes.seq_lens[2:]),
+    )
     assert sorted(len(batch.requests) for batch in batches_of(mixed)) == [1, 1, 14]
 
 

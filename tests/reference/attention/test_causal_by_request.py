@@ -23,9 +23,13 @@ from kernelproof.reference.tensors.inputs import RaggedAttentionInputs
 LENGTHS = ((3, 5, 1, 4), (7, 5, 3, 2))
 FLAGS = (True, False, True, False)
 RAGGED = AttentionProblem(
-    operation="ragged_attention", query_lens=LENGTHS[0], seq_lens=LENGTHS[1], num_kv_heads=2,
-    causal_by_request=True, causal=True,
-)  # fmt: skip
+    operation="ragged_attention",
+    query_lens=LENGTHS[0],
+    seq_lens=LENGTHS[1],
+    num_kv_heads=2,
+    causal_by_request=True,
+    causal=True,
+)
 
 
 def tensors() -> tuple[torch.Tensor, ...]:

@@ -23,10 +23,19 @@ from kernelproof.reference.tensors.inputs import PagedAttentionInputs
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 PROBLEM = AttentionProblem(
-    query_lens=(1, 3, 2), seq_lens=(9, 20, 5), num_kv_heads=2, group_size=3, head_dim_qk=64,
-    head_dim_vo=64, dtype="bfloat16", page_size=4, causal=True, kv_cache=FP8[0], q_dtype=FP8[0],
+    query_lens=(1, 3, 2),
+    seq_lens=(9, 20, 5),
+    num_kv_heads=2,
+    group_size=3,
+    head_dim_qk=64,
+    head_dim_vo=64,
+    dtype="bfloat16",
+    page_size=4,
+    causal=True,
+    kv_cache=FP8[0],
+    q_dtype=FP8[0],
     q_scale=0.5,
-)  # fmt: skip
+)
 
 
 def inputs_of(problem: AttentionProblem) -> PagedAttentionInputs:
@@ -87,9 +96,14 @@ def test_probabilities_are_rounded_to_the_dtype_of_both_products() -> None:
 @pytest.mark.parametrize("q_dtype", FP8)
 def test_the_exact_grid_is_exact(q_dtype: str) -> None:
     problem = replace(
-        PROBLEM, kv_cache=q_dtype, q_dtype=q_dtype, regime="exact_grid", head_dim_qk=128,
-        q_scale=16.0, seq_lens=(9, 200, 5),
-    )  # fmt: skip
+        PROBLEM,
+        kv_cache=q_dtype,
+        q_dtype=q_dtype,
+        regime="exact_grid",
+        head_dim_qk=128,
+        q_scale=16.0,
+        seq_lens=(9, 200, 5),
+    )
     assert problem.exact
     inputs = inputs_of(problem)
     weights = inputs.q.float()[0, 0]

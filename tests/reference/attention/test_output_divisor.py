@@ -19,9 +19,18 @@ from kernelproof.reference import (
 from kernelproof.reference.tensors.inputs import PagedAttentionInputs, RaggedAttentionInputs
 
 PROBLEM = AttentionProblem(
-    query_lens=(1, 3), seq_lens=(9, 20), num_kv_heads=2, group_size=2, head_dim_qk=32,
-    head_dim_vo=32, dtype="float16", page_size=4, causal=True, v_scale=2.0, output_divisor=4.0,
-)  # fmt: skip
+    query_lens=(1, 3),
+    seq_lens=(9, 20),
+    num_kv_heads=2,
+    group_size=2,
+    head_dim_qk=32,
+    head_dim_vo=32,
+    dtype="float16",
+    page_size=4,
+    causal=True,
+    v_scale=2.0,
+    output_divisor=4.0,
+)
 
 
 @pytest.mark.parametrize("operation", ["paged_attention", "ragged_attention"])

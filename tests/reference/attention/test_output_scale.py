@@ -20,9 +20,14 @@ from kernelproof.reference import (
 from kernelproof.reference.tensors.inputs import RaggedAttentionInputs
 
 PROBLEM = AttentionProblem(
-    "ragged_attention", (3, 1, 4), (7, 5, 4), num_kv_heads=2, group_size=2, causal=True,
+    "ragged_attention",
+    (3, 1, 4),
+    (7, 5, 4),
+    num_kv_heads=2,
+    group_size=2,
+    causal=True,
     output_scale=0.25,
-)  # fmt: skip
+)
 SCALES = pytest.mark.parametrize("scale", [1.0, 0.25, 2.0**-8, 100.0])
 
 

@@ -24,10 +24,19 @@ from kernelproof.reference.tensors.inputs import RaggedAttentionInputs
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 BITS = {"float8_e4m3fn": (3, 7), "float8_e5m2": (2, 15)}
 PROBLEM = AttentionProblem(
-    operation="ragged_attention", query_lens=(2, 3), seq_lens=(4, 3), num_kv_heads=2,
-    group_size=2, head_dim_qk=6, head_dim_vo=4, dtype="bfloat16", causal=True, kv_cache=FP8[0],
-    k_scale=0.5, v_scale=1.25,
-)  # fmt: skip
+    operation="ragged_attention",
+    query_lens=(2, 3),
+    seq_lens=(4, 3),
+    num_kv_heads=2,
+    group_size=2,
+    head_dim_qk=6,
+    head_dim_vo=4,
+    dtype="bfloat16",
+    causal=True,
+    kv_cache=FP8[0],
+    k_scale=0.5,
+    v_scale=1.25,
+)
 
 
 def inputs_of(problem: AttentionProblem) -> RaggedAttentionInputs:
@@ -114,9 +123,15 @@ def test_the_bound_is_that_of_the_queries_dtype() -> None:
             oracle.bounded_attention(inputs, named).bound.out,
         )
         public = ragged_attention_error_bound(
-            inputs.q, inputs.k, inputs.v, inputs.qo_indptr, inputs.kv_indptr, **inputs.keywords(),
-            arithmetic=arithmetic, out_dtype=torch.bfloat16,
-        )  # fmt: skip
+            inputs.q,
+            inputs.k,
+            inputs.v,
+            inputs.qo_indptr,
+            inputs.kv_indptr,
+            **inputs.keywords(),
+            arithmetic=arithmetic,
+            out_dtype=torch.bfloat16,
+        )
         assert torch.equal(public.out, oracle.bounded_attention(inputs, arithmetic).bound.out)
 
 

@@ -22,9 +22,15 @@ from kernelproof.reference.tensors.inputs import PagedAttentionInputs
 
 NAMES = pytest.mark.parametrize("name", TOKEN_SCALED)
 PROBLEM = AttentionProblem(
-    query_lens=(1, 3), seq_lens=(9, 20), num_kv_heads=2, group_size=2, page_size=4, causal=True,
-    dtype="float16", kv_cache=TOKEN_SCALED[0],
-)  # fmt: skip
+    query_lens=(1, 3),
+    seq_lens=(9, 20),
+    num_kv_heads=2,
+    group_size=2,
+    page_size=4,
+    causal=True,
+    dtype="float16",
+    kv_cache=TOKEN_SCALED[0],
+)
 VLLM = Arithmetic(probabilities="inputs", row_scales="products")
 
 
@@ -41,9 +47,13 @@ def test_a_short_case_by_hand() -> None:
     lengths = torch.ones(1, dtype=torch.int32)
     metadata = build_metadata(lengths, 2 * lengths, torch.zeros(1, 1, dtype=torch.int32), 2)
     found = paged_attention(
-        torch.zeros(1, 1, 1), codes, codes, metadata,
-        kv_format=KVCacheFormat("int8_per_token_head"), kv_cache_sf=(scales, scales),
-    )  # fmt: skip
+        torch.zeros(1, 1, 1),
+        codes,
+        codes,
+        metadata,
+        kv_format=KVCacheFormat("int8_per_token_head"),
+        kv_cache_sf=(scales, scales),
+    )
     assert found.out.item() == -3.25
 
 
@@ -86,8 +96,17 @@ def as_vllm(inputs: PagedAttentionInputs) -> torch.Tensor:
 
 def test_small_scales_of_values_cost_probabilities_digits() -> None:
     """P times 2^-20 is subnormal in float16: the bound allows for it where P is scaled."""
-    inputs = inputs_of(replace(PROBLEM, query_lens=(1,), seq_lens=(16,), num_kv_heads=1,
-                               group_size=1, page_size=16, dtype="float32"))  # fmt: skip
+    inputs = inputs_of(
+        replace(
+            PROBLEM,
+            query_lens=(1,),
+            seq_lens=(16,),
+            num_kv_heads=1,
+            group_size=1,
+            page_size=16,
+            dtype="float32",
+        )
+    )
     assert inputs.kv_cache_sf is not None
     small = (inputs.kv_cache_sf[0], torch.full_like(inputs.kv_cache_sf[1], 2.0**-20))
     inputs = replace(inputs, q=inputs.q.half(), kv_cache_sf=small, out_dtype=torch.float32)

@@ -25,9 +25,16 @@ from kernelproof.reference.attention.merge import merge_error_bound
 from kernelproof.reference.formats.arithmetic import CHOICES, FORMATS
 
 PROBLEM = AttentionProblem(
-    query_lens=(3, 1), seq_lens=(40, 90), num_kv_heads=2, head_dim_qk=64, head_dim_vo=64,
-    dtype="float16", page_size=16, causal=True, logits_soft_cap=5.0,
-)  # fmt: skip
+    query_lens=(3, 1),
+    seq_lens=(40, 90),
+    num_kv_heads=2,
+    head_dim_qk=64,
+    head_dim_vo=64,
+    dtype="float16",
+    page_size=16,
+    causal=True,
+    logits_soft_cap=5.0,
+)
 PLAIN = Arithmetic(probabilities="inputs")
 
 
@@ -88,9 +95,13 @@ def split_decode(inputs: Any, part: int, rows: int) -> torch.Tensor:  # noqa: AN
 def test_split_kv_as_a_gpu_did_it_is_outside_of_the_bound_of_one_rounding() -> None:
     """22 parts on 16 rows of threads; out[0, 3, 14] is an H200's, of the first seed."""
     problem = AttentionProblem(
-        seq_lens=(2763,), group_size=4, head_dim_qk=64, head_dim_vo=64, dtype="float16",
+        seq_lens=(2763,),
+        group_size=4,
+        head_dim_qk=64,
+        head_dim_vo=64,
+        dtype="float16",
         regime="dominant_key",
-    )  # fmt: skip
+    )
     assert split_decode(materialise(problem), part=128, rows=16)[0, 3, 14] == 2.06640625
     # Of the first seed the bound holds by what a sum in float32 may lose besides.
     inputs: Any = materialise(replace(problem, seed=9))
@@ -107,9 +118,14 @@ def test_split_kv_as_a_gpu_did_it_is_outside_of_the_bound_of_one_rounding() -> N
 def test_a_fused_exponent_shows_on_the_exact_grid_where_sums_are_not_of_rounded_numbers() -> None:
     """FA2 with 512 channels: an H200 was off by a unit in 422 of 512 elements, as here."""
     problem = AttentionProblem(
-        head_dim_qk=512, head_dim_vo=512, dtype="float16", kv_cache="float8_e4m3fn", window_left=0,
-        regime="exact_grid", seed=4,
-    )  # fmt: skip
+        head_dim_qk=512,
+        head_dim_vo=512,
+        dtype="float16",
+        kv_cache="float8_e4m3fn",
+        window_left=0,
+        regime="exact_grid",
+        seed=4,
+    )
     inputs: Any = materialise(problem)
     slot = int(inputs.metadata.paged_kv_indices[0])
     logit = (inputs.q[0, 0].float() * inputs.k_cache[slot, 0, 0].float()).sum()
@@ -124,16 +140,18 @@ def test_a_fused_exponent_shows_on_the_exact_grid_where_sums_are_not_of_rounded_
     assert out[0, 0, 0] == 9.0078125
     assert ((out - expected).abs() <= bounded.bound.out).all()
     # FA2 divides by the rounded number itself elsewhere.
-    assert torch.equal(expected.float() * share.half().float() / share.half().float(),
-                       expected.float())  # fmt: skip
+    assert torch.equal(
+        expected.float() * share.half().float() / share.half().float(), expected.float()
+    )
 
 
 def test_an_approximate_tanh_counts_with_a_soft_cap_alone() -> None:
     rough = replace(PLAIN, tanh="approximate")
     assert (bounds(rough)[1] > bounds(PLAIN)[1]).all()
     assert (bounds(rough)[1] - bounds(PLAIN)[1]).max() < 3 * TANH * 5.0
-    for one, other in zip(bounds(rough, logits_soft_cap=0.0), bounds(PLAIN, logits_soft_cap=0.0),
-                          strict=True):  # fmt: skip
+    for one, other in zip(
+        bounds(rough, logits_soft_cap=0.0), bounds(PLAIN, logits_soft_cap=0.0), strict=True
+    ):
         assert torch.equal(one, other)
 
 

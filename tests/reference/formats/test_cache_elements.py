@@ -166,9 +166,12 @@ def test_the_extreme_codes_are_zeros_the_smallest_and_the_largest(name: str) -> 
         one = torch.ones(len(codes), entry.scales_of(16 * entry.packed))
         one[:, 1:] = 0 if entry.zero_point else 1
         scales = one.to(entry.scale_dtype) if entry.scale_dtype else None
-        return KVCacheFormat(name, "uint8").decode(
-            codes.view(entry.dtype), scales
-        ).double().nan_to_num(0.0, 0.0, 0.0)  # fmt: skip
+        return (
+            KVCacheFormat(name, "uint8")
+            .decode(codes.view(entry.dtype), scales)
+            .double()
+            .nan_to_num(0.0, 0.0, 0.0)
+        )
 
     finite = numbers(every).unique()
     zeros, smallest, largest = (

@@ -28,9 +28,16 @@ from kernelproof.reference.validation import KVLayout
 
 NAME = "int4_per_token_head"
 PROBLEM = AttentionProblem(
-    query_lens=(1, 2), seq_lens=(9, 6), num_kv_heads=2, group_size=2, head_dim_qk=24,
-    head_dim_vo=40, dtype="float16", page_size=4, kv_cache=NAME,
-)  # fmt: skip
+    query_lens=(1, 2),
+    seq_lens=(9, 6),
+    num_kv_heads=2,
+    group_size=2,
+    head_dim_qk=24,
+    head_dim_vo=40,
+    dtype="float16",
+    page_size=4,
+    kv_cache=NAME,
+)
 
 
 def read(codes: list[int], scale: float) -> list[Fraction]:
@@ -125,9 +132,13 @@ def test_appending_writes_codes_scales_and_zero_points() -> None:
     empty = [torch.zeros_like(each) for each in (inputs.k_cache, inputs.v_cache)]
     scales = [torch.zeros_like(each) for each in inputs.kv_cache_sf]
     codes, made = append_paged_scaled(
-        k, v, (empty[0], empty[1]), (scales[0], scales[1]), inputs.metadata,
+        k,
+        v,
+        (empty[0], empty[1]),
+        (scales[0], scales[1]),
+        inputs.metadata,
         kv_format=KVCacheFormat(NAME),
-    )  # fmt: skip
+    )
     page, slot = int(inputs.metadata.paged_kv_indices[1]), 2  # of token 6
     wanted, zero_point, _ = written(k[6, 1].tolist())
     found = codes[0][page, slot, 1].tolist()

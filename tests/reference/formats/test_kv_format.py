@@ -28,10 +28,19 @@ from kernelproof.reference.tensors.inputs import PagedAttentionInputs
 # Records of latent attention have problems of their own: test_latent_records.py.
 QUANTISED = [name for name in KV_CACHES if name and name not in RECORDS]
 PROBLEM = AttentionProblem(
-    query_lens=(1, 3, 2), seq_lens=(9, 20, 5), num_kv_heads=2, group_size=2, head_dim_qk=64,
-    head_dim_vo=64, dtype="bfloat16", page_size=4, page_order=1, causal=True, k_scale=0.5,
+    query_lens=(1, 3, 2),
+    seq_lens=(9, 20, 5),
+    num_kv_heads=2,
+    group_size=2,
+    head_dim_qk=64,
+    head_dim_vo=64,
+    dtype="bfloat16",
+    page_size=4,
+    page_order=1,
+    causal=True,
+    k_scale=0.5,
     v_scale=2.0,
-)  # fmt: skip
+)
 
 
 def of_tokens(name: str) -> bool:
@@ -113,16 +122,26 @@ def test_the_bound_is_as_tight_as_that_of_the_widened_cache(name: str) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("name", QUANTISED)
 def test_the_exact_grid_is_exact_in_every_format(name: str, dtype: str) -> None:
-    problem = replace(PROBLEM, kv_cache=name, regime="exact_grid", dtype=dtype, head_dim_qk=128,
-                      seq_lens=(9, 200, 5))  # fmt: skip
+    problem = replace(
+        PROBLEM,
+        kv_cache=name,
+        regime="exact_grid",
+        dtype=dtype,
+        head_dim_qk=128,
+        seq_lens=(9, 200, 5),
+    )
     assert problem.exact
     inputs = inputs_of(problem)
     out = oracle.attention(inputs).out.float()  # float64 does not lose exp(-128) times a value
     assert torch.equal(out, out.to(getattr(torch, dtype)).float())
     single = paged_attention(
-        inputs.q, inputs.k_cache, inputs.v_cache, inputs.metadata, kv_layout=inputs.kv_layout,
+        inputs.q,
+        inputs.k_cache,
+        inputs.v_cache,
+        inputs.metadata,
+        kv_layout=inputs.kv_layout,
         **{**inputs.keywords(), "compute_dtype": torch.float32},
-    ).out  # fmt: skip
+    ).out
     assert torch.equal(single, out)
 
 

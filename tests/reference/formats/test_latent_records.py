@@ -27,9 +27,16 @@ from kernelproof.reference.validation import KVLayout
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 PROBLEM = AttentionProblem(
-    query_lens=(1, 3), seq_lens=(9, 6), group_size=3, head_dim_qk=576, head_dim_vo=512,
-    dtype="bfloat16", page_size=4, values_in_keys=True, kv_cache=RECORDS[0],
-)  # fmt: skip
+    query_lens=(1, 3),
+    seq_lens=(9, 6),
+    group_size=3,
+    head_dim_qk=576,
+    head_dim_vo=512,
+    dtype="bfloat16",
+    page_size=4,
+    values_in_keys=True,
+    kv_cache=RECORDS[0],
+)
 NAMES = pytest.mark.parametrize("name", RECORDS)
 
 

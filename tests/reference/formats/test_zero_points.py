@@ -29,9 +29,16 @@ from kernelproof.reference.validation import KVLayout
 BITS = {"int8_zero_point": 8, "int4_zero_point": 4}
 NAMES = pytest.mark.parametrize("name", BITS)
 PROBLEM = AttentionProblem(
-    query_lens=(1, 2), seq_lens=(9, 6), num_kv_heads=2, group_size=2, head_dim_qk=24,
-    head_dim_vo=40, dtype="float16", page_size=4, kv_cache="int8_zero_point",
-)  # fmt: skip
+    query_lens=(1, 2),
+    seq_lens=(9, 6),
+    num_kv_heads=2,
+    group_size=2,
+    head_dim_qk=24,
+    head_dim_vo=40,
+    dtype="float16",
+    page_size=4,
+    kv_cache="int8_zero_point",
+)
 
 
 def read(codes: list[int], scale: float, zero_point: float, bits: int) -> list[float]:

@@ -91,8 +91,9 @@ def test_ids_beyond_identities_and_impossible_problems_are_refused() -> None:
     with pytest.raises(ValueError, match="identity_experts is -1"):
         oracle.experts(replace(inputs, identity_experts=-1))
     for more in (
-        {"local_experts": 2}, {"quantized": "fp8_tensor", "quantized_hidden": True},
+        {"local_experts": 2},
+        {"quantized": "fp8_tensor", "quantized_hidden": True},
         {"one_product": True},
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError, match="identity_experts"):
             replace(PROBLEM, **more)

@@ -42,9 +42,16 @@ def test_the_groups_score_is_what_was_asked_for(
     method: str, with_bias: bool, group_score: str, count: int
 ) -> None:
     problem = RouteProblem(
-        num_tokens=40, num_experts=24, top_k=3, method=method, num_groups=4, topk_groups=1,
-        bias=with_bias, group_score=group_score, seed=5,
-    )  # fmt: skip
+        num_tokens=40,
+        num_experts=24,
+        top_k=3,
+        method=method,
+        num_groups=4,
+        topk_groups=1,
+        bias=with_bias,
+        group_score=group_score,
+        seed=5,
+    )
     inputs = made(problem)
     found = oracle.routing(inputs)
     scores = {
@@ -71,9 +78,10 @@ def test_a_bias_of_zeros_selects_as_none_does(method: str) -> None:
     logits = made(RouteProblem(num_tokens=30, num_experts=16, seed=3)).logits
     zeros = torch.zeros(16)
     plain = route(logits, 4, method=method)
-    assert all(torch.equal(*each) for each in zip(
-        plain, route(logits, 4, method=method, bias=zeros), strict=True
-    ))  # fmt: skip
+    assert all(
+        torch.equal(*each)
+        for each in zip(plain, route(logits, 4, method=method, bias=zeros), strict=True)
+    )
     if method not in GROUPED:
         return
     for group_score in ("best", "two_best"):
@@ -97,9 +105,14 @@ def test_a_group_score_is_one_of_two_and_needs_groups() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_trained_biases_have_several_units_and_decide(dtype: str) -> None:
     problem = RouteProblem(
-        num_tokens=64, num_experts=288, top_k=8, method="deepseek_v3", bias=True,
-        bias_values="trained", bias_dtype=dtype,
-    )  # fmt: skip
+        num_tokens=64,
+        num_experts=288,
+        top_k=8,
+        method="deepseek_v3",
+        bias=True,
+        bias_values="trained",
+        bias_dtype=dtype,
+    )
     assert problem_from_json(problem.to_json()) == problem
     inputs = made(problem)
     assert inputs.bias is not None

@@ -60,12 +60,18 @@ def by_loops(
     ids = sorted(experts, key=lambda e: (-ranking[e], e))[:top_k]
     if method == "sparsemixer":
         near = [
-            [e for e in experts if e not in ids[:slot]
-             and row[ids[slot]] - row[e] <= 0.02 * max(abs(row[e]), row[ids[slot]])]
+            [
+                e
+                for e in experts
+                if e not in ids[:slot]
+                and row[ids[slot]] - row[e] <= 0.02 * max(abs(row[e]), row[ids[slot]])
+            ]
             for slot in range(top_k)
-        ]  # fmt: skip
-        return ids, [1 / sum(math.exp(row[e] - row[taken]) for e in each)
-                     for taken, each in zip(ids, near, strict=True)]  # fmt: skip
+        ]
+        return ids, [
+            1 / sum(math.exp(row[e] - row[taken]) for e in each)
+            for taken, each in zip(ids, near, strict=True)
+        ]
     if method == "renormalize":
         return ids, softmax([row[e] for e in ids])
     if method in ("llama4", "topk_sigmoid"):

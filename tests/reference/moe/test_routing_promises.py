@@ -39,9 +39,11 @@ def judged(
 def test_an_honest_kernel_is_right_at_every_level(method: str, level: float) -> None:
     logits = logits_at(level)
     exact = route(logits, 2, method=method)
-    for found in (by_tanh(logits, 2, method), exact, exact._replace(
-        topk_weights=exact.topk_weights.to(torch.bfloat16)
-    )):  # fmt: skip
+    for found in (
+        by_tanh(logits, 2, method),
+        exact,
+        exact._replace(topk_weights=exact.topk_weights.to(torch.bfloat16)),
+    ):
         assert judged(logits, found, method).right
     assert judged(logits, exact, method, Arithmetic()).right
 

@@ -125,8 +125,9 @@ def test_shared_experts_are_normalised_with_the_selected(shared: int) -> None:
 def test_a_table_selects_and_scores_weigh() -> None:
     """DeepSeek-V4's first layers."""
     logits, wanted = logits_of(), []
-    table = torch.stack([torch.randperm(12, generator=torch.Generator().manual_seed(i))[:3]
-                         for i in range(20)]).to(torch.int32)  # fmt: skip
+    table = torch.stack(
+        [torch.randperm(12, generator=torch.Generator().manual_seed(i))[:3] for i in range(20)]
+    ).to(torch.int32)
     tokens = (torch.arange(40) * 7) % 20
     for row, token in zip(logits.tolist(), tokens.tolist(), strict=True):
         scores, ids = scored("deepseek_v4", row), table[token].tolist()

@@ -100,9 +100,12 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
 def test_a_norm_of_each_output(eps: float, gain: torch.Tensor | None, first: bool) -> None:
     inputs = call()
     found = moe(
-        **inputs, output_norm_eps=eps, output_norm_gain=gain, output_norm_first=first,
+        **inputs,
+        output_norm_eps=eps,
+        output_norm_gain=gain,
+        output_norm_first=first,
         routed_scaling_factor=2.5,
-    )  # fmt: skip
+    )
     close(found, by_loops(inputs, eps=eps, gain=gain, first=first, factor=2.5))
 
 
@@ -119,9 +122,14 @@ def test_factors_and_gates(factor: float, shared_weight: float, columns: int, lo
         numbers = [[1.0 / (1.0 + math.exp(-a)) for a in row] for row in given.tolist()]
         gate = torch.tensor(numbers, dtype=FLOAT64)
     found = moe(
-        **inputs, routed_scaling_factor=factor, shared_w13=shared[0], shared_w2=shared[1],
-        shared_weight=shared_weight, shared_gate=given, shared_gate_logits=logits,
-    )  # fmt: skip
+        **inputs,
+        routed_scaling_factor=factor,
+        shared_w13=shared[0],
+        shared_w2=shared[1],
+        shared_weight=shared_weight,
+        shared_gate=given,
+        shared_gate_logits=logits,
+    )
     wanted = by_loops(inputs, factor=factor, shared=shared, shared_weight=shared_weight, gate=gate)
     close(found, wanted)
 
@@ -195,9 +203,15 @@ SUMS: list[dict[str, Any]] = [
 def test_problems_say_what_is_given(changes: dict[str, Any], dtype: str) -> None:
     """Of the problem's tensors, by loops."""
     problem = MoEProblem(
-        num_tokens=TOKENS, hidden=HIDDEN, inter=INTER, num_experts=EXPERTS, top_k=2, dtype=dtype,
-        seed=3, **{**changes, "biases": False},
-    )  # fmt: skip
+        num_tokens=TOKENS,
+        hidden=HIDDEN,
+        inter=INTER,
+        num_experts=EXPERTS,
+        top_k=2,
+        dtype=dtype,
+        seed=3,
+        **{**changes, "biases": False},
+    )
     inputs = materialise(problem)
     assert isinstance(inputs, MoEInputs)
     assert inputs.routed_scaling_factor == problem.routed_scaling_factor
@@ -213,10 +227,15 @@ def test_problems_say_what_is_given(changes: dict[str, Any], dtype: str) -> None
         gate = 1.0 / (1.0 + torch.exp(-gate))
     gain = inputs.output_norm_gain
     wanted = by_loops(
-        wide, eps=inputs.output_norm_eps, gain=None if gain is None else gain.double(),
-        first=inputs.output_norm_first, factor=inputs.routed_scaling_factor, shared=shared,
-        shared_weight=inputs.shared_weight, gate=gate,
-    )  # fmt: skip
+        wide,
+        eps=inputs.output_norm_eps,
+        gain=None if gain is None else gain.double(),
+        first=inputs.output_norm_first,
+        factor=inputs.routed_scaling_factor,
+        shared=shared,
+        shared_weight=inputs.shared_weight,
+        gate=gate,
+    )
     close(oracle.experts(inputs), wanted)
     if problem.shared_weight:
         assert inputs.shared_weight == problem.shared_weight
@@ -226,9 +245,15 @@ def test_problems_say_what_is_given(changes: dict[str, Any], dtype: str) -> None
 def test_kernels_that_round_are_inside_and_others_outside(changes: dict[str, Any]) -> None:
     """A kernel that stores each expert's output, the sigmoids and their product in bfloat16."""
     problem = MoEProblem(
-        num_tokens=40, hidden=64, inter=48, num_experts=EXPERTS, top_k=2, dtype="bfloat16", seed=3,
+        num_tokens=40,
+        hidden=64,
+        inter=48,
+        num_experts=EXPERTS,
+        top_k=2,
+        dtype="bfloat16",
+        seed=3,
         **changes,
-    )  # fmt: skip
+    )
     inputs = materialise(problem)
     assert isinstance(inputs, MoEInputs)
     arithmetic = Arithmetic(intermediate="inputs", projections="inputs", partial_outputs=True)
@@ -300,10 +325,16 @@ def test_the_bound_has_the_same_options() -> None:
     inputs = call()
     shared = draw(SHARED, 2 * INTER, HIDDEN, seed=5), draw(SHARED, HIDDEN, INTER, seed=6)
     bound = moe_error_bound(
-        **inputs, output_norm_eps=1e-5, output_norm_gain=draw(HIDDEN, seed=4),
-        output_norm_first=True, routed_scaling_factor=2.5, shared_w13=shared[0],
-        shared_w2=shared[1], shared_gate=draw(TOKENS, 1, seed=8), shared_gate_logits=True,
-    )  # fmt: skip
+        **inputs,
+        output_norm_eps=1e-5,
+        output_norm_gain=draw(HIDDEN, seed=4),
+        output_norm_first=True,
+        routed_scaling_factor=2.5,
+        shared_w13=shared[0],
+        shared_w2=shared[1],
+        shared_gate=draw(TOKENS, 1, seed=8),
+        shared_gate_logits=True,
+    )
     assert bound.shape == (TOKENS, HIDDEN)
     assert bool((bound > 0).all())
 
@@ -313,10 +344,18 @@ def test_the_bound_has_the_same_options() -> None:
 def test_one_product_an_expert(activation: str, biases: bool) -> None:
     """Routed value projections: outputs have the channels of the only product."""
     problem = MoEProblem(
-        num_tokens=TOKENS, hidden=HIDDEN, inter=INTER, num_experts=EXPERTS, top_k=2, seed=3,
-        activation=activation, biases=biases, one_product=True, dtype="bfloat16",
+        num_tokens=TOKENS,
+        hidden=HIDDEN,
+        inter=INTER,
+        num_experts=EXPERTS,
+        top_k=2,
+        seed=3,
+        activation=activation,
+        biases=biases,
+        one_product=True,
+        dtype="bfloat16",
         routed_scaling_factor=2.5,
-    )  # fmt: skip
+    )
     inputs = materialise(problem)
     assert isinstance(inputs, MoEInputs)
     hidden, w13 = numbers(inputs.hidden).double(), numbers(inputs.w13).double()

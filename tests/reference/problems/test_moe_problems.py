@@ -186,9 +186,15 @@ def test_outputs_are_of_a_size_that_half_precision_holds(regime: str) -> None:
 def test_the_exact_grid_is_exact(activation: str, dtype: str) -> None:
     for on_input, many in itertools.product((False, True), (3, 8)):
         problem = replace(
-            BASE, num_tokens=30, num_experts=9, top_k=many, activation=activation, dtype=dtype,
-            regime="exact_grid", weights_on_input=on_input,
-        )  # fmt: skip
+            BASE,
+            num_tokens=30,
+            num_experts=9,
+            top_k=many,
+            activation=activation,
+            dtype=dtype,
+            regime="exact_grid",
+            weights_on_input=on_input,
+        )
         assert problem.exact == (activation not in INEXACT)
         if problem.exact:
             out = oracle.experts(experts_of(problem))

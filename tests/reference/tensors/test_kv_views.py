@@ -61,6 +61,10 @@ def test_old_cases_have_no_views() -> None:
         replace(PROBLEM, kv_views="sideways")
     with pytest.raises(ValueError, match="kv_views"):
         replace(
-            PROBLEM, num_kv_heads=1, head_dim_qk=24, head_dim_vo=16, values_in_keys=True,
+            PROBLEM,
+            num_kv_heads=1,
+            head_dim_qk=24,
+            head_dim_vo=16,
+            values_in_keys=True,
             kv_views="row",
-        )  # fmt: skip
+        )

@@ -123,8 +123,10 @@ def test_inputs_have_the_oracles_names() -> None:
     assert isinstance(inputs, RaggedAttentionInputs)
     given = inputs.keywords()
     assert (given["attention_chunk_size"], given["window_dilation"], given["sink_tokens"]) == (
-        4, 2, 1
-    )  # fmt: skip
+        4,
+        2,
+        1,
+    )
     assert given["spans"].shape[::2] == (1, 2)
 
 

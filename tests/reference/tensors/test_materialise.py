@@ -37,9 +37,16 @@ from kernelproof.reference.tensors.inputs import (
 
 MAX_WORK = 30_000
 PAGED = AttentionProblem(
-    query_lens=(2, 1, 0, 4), seq_lens=(5, 9, 3, 2), page_size=4, num_kv_heads=2, group_size=3,
-    head_dim_qk=8, head_dim_vo=6, causal=True, seed=7,
-)  # fmt: skip
+    query_lens=(2, 1, 0, 4),
+    seq_lens=(5, 9, 3, 2),
+    page_size=4,
+    num_kv_heads=2,
+    group_size=3,
+    head_dim_qk=8,
+    head_dim_vo=6,
+    causal=True,
+    seed=7,
+)
 RAGGED = replace(PAGED, operation="ragged_attention")
 APPEND = AttentionProblem(
     "append_paged_kv", query_lens=(2, 3), seq_lens=(5, 3), page_size=4, head_dim_qk=8, head_dim_vo=6
@@ -253,9 +260,16 @@ def test_a_request_keeps_its_values_alone_and_in_another_order(
 def test_a_request_keeps_its_codes_and_sinks_beside_a_long_one(kv_cache: str, regime: str) -> None:
     """Beyond 256 keys a quantised batch is not exact; its short requests hold what they held."""
     problem = AttentionProblem(
-        query_lens=(1, 1), seq_lens=(3, 257), head_dim_qk=64, head_dim_vo=64, page_size=4,
-        kv_cache=kv_cache, regime=regime, dtype="bfloat16", sinks=True,
-    )  # fmt: skip
+        query_lens=(1, 1),
+        seq_lens=(3, 257),
+        head_dim_qk=64,
+        head_dim_vo=64,
+        page_size=4,
+        kv_cache=kv_cache,
+        regime=regime,
+        dtype="bfloat16",
+        sinks=True,
+    )
     whole = paged(problem)
     alone = paged(replace(problem, query_lens=(1,), seq_lens=(3,), request_ids=(0,)))
     assert whole.sinks is not None
@@ -411,8 +425,10 @@ def test_at_least_two_pages_belong_to_nobody(problem: Problem) -> None:
 
 def test_pages_are_scattered_by_order() -> None:
     assert paged(PAGED).metadata.paged_kv_indices.tolist() == [0, 1, 2, 3, 4, 5, 6]
-    orders = {tuple(paged(replace(PAGED, page_order=n)).metadata.paged_kv_indices.tolist())
-              for n in range(4)}  # fmt: skip
+    orders = {
+        tuple(paged(replace(PAGED, page_order=n)).metadata.paged_kv_indices.tolist())
+        for n in range(4)
+    }
     assert len(orders) == 4
 
 
@@ -463,8 +479,9 @@ def test_a_shared_prefix_is_attended_to_as_if_each_request_had_its_own(regime: s
         rows = slice(start, start + len(request.q))
         start = rows.stop
         if len(request.q) and len(request.k):
-            raw = torch.einsum("thd,shd->ths", request.q.double(),
-                               request.k.double().repeat_interleave(3, 1))  # fmt: skip
+            raw = torch.einsum(
+                "thd,shd->ths", request.q.double(), request.k.double().repeat_interleave(3, 1)
+            )
             limit = torch.arange(len(request.q)) + len(request.k) - len(request.q)
             hidden = torch.arange(len(request.k)) > limit[:, None]
             logits = (raw * problem.scale).masked_fill(hidden[:, None], -torch.inf)
@@ -507,8 +524,9 @@ def test_metadata_is_asked_with_garbage_in_unused_columns(problem: Problem) -> N
         assert inputs.block_table.dtype == torch.int32
         counts = [-(-s // problem.page_size) for s in seq_lens]
         assert inputs.block_table.shape == (
-            len(counts), max(counts, default=0) + problem.spare_columns
-        )  # fmt: skip
+            len(counts),
+            max(counts, default=0) + problem.spare_columns,
+        )
         for row, count in zip(inputs.block_table.tolist(), counts, strict=True):
             assert all(0 <= page < 10_000 for page in row[:count])
         oracle.metadata(inputs)
@@ -521,10 +539,20 @@ def test_latent_values_are_the_keys_first_channels(
     regime: str, kv_cache: str, strided: bool
 ) -> None:
     problem = AttentionProblem(
-        query_lens=(1, 3), seq_lens=(21, 3), group_size=3, head_dim_qk=24, head_dim_vo=16,
-        dtype="bfloat16", page_size=4, page_order=1, causal=True, values_in_keys=True,
-        kv_cache=kv_cache, regime=regime, strided_kv=strided,
-    )  # fmt: skip
+        query_lens=(1, 3),
+        seq_lens=(21, 3),
+        group_size=3,
+        head_dim_qk=24,
+        head_dim_vo=16,
+        dtype="bfloat16",
+        page_size=4,
+        page_order=1,
+        causal=True,
+        values_in_keys=True,
+        kv_cache=kv_cache,
+        regime=regime,
+        strided_kv=strided,
+    )
     inputs = materialise(problem)
     assert isinstance(inputs, PagedAttentionInputs)
     assert inputs.v_cache.data_ptr() == inputs.k_cache.data_ptr()
@@ -542,9 +570,16 @@ def test_latent_values_are_the_keys_first_channels(
 @pytest.mark.parametrize(("channels", "heads"), [(16, 5), (32, 71)])
 def test_values_may_be_the_whole_of_the_keys(regime: str, channels: int, heads: int) -> None:
     problem = AttentionProblem(
-        query_lens=(1, 2), seq_lens=(11, 6), group_size=heads, head_dim_qk=channels,
-        head_dim_vo=channels, page_size=4, page_order=1, values_in_keys=True, regime=regime,
-    )  # fmt: skip
+        query_lens=(1, 2),
+        seq_lens=(11, 6),
+        group_size=heads,
+        head_dim_qk=channels,
+        head_dim_vo=channels,
+        page_size=4,
+        page_order=1,
+        values_in_keys=True,
+        regime=regime,
+    )
     inputs = materialise(problem)
     assert isinstance(inputs, PagedAttentionInputs)
     assert torch.equal(inputs.v_cache, inputs.k_cache)

@@ -35,8 +35,15 @@ from kernelproof.reference.tensors.values import (
 
 CPU = torch.device("cpu")
 DOMINANT = "dominant_key"
-RAGGED = AttentionProblem("ragged_attention", query_lens=(3,), seq_lens=(40,), head_dim_qk=64,
-                          head_dim_vo=32, num_kv_heads=2, group_size=2)  # fmt: skip
+RAGGED = AttentionProblem(
+    "ragged_attention",
+    query_lens=(3,),
+    seq_lens=(40,),
+    head_dim_qk=64,
+    head_dim_vo=32,
+    num_kv_heads=2,
+    group_size=2,
+)
 
 
 def ragged(problem: AttentionProblem) -> RaggedAttentionInputs:
@@ -101,8 +108,17 @@ def test_the_dominant_key_dominates(seed: int, dtype: str) -> None:
 def test_dominant_keys_stand_at_every_edge_and_at_the_last_key() -> None:
     found = set()
     for seed in range(150):
-        problem = replace(RAGGED, query_lens=(1,), seq_lens=(300,), head_dim_qk=4, head_dim_vo=1,
-                          num_kv_heads=1, group_size=1, seed=seed, regime=DOMINANT)  # fmt: skip
+        problem = replace(
+            RAGGED,
+            query_lens=(1,),
+            seq_lens=(300,),
+            head_dim_qk=4,
+            head_dim_vo=1,
+            num_kv_heads=1,
+            group_size=1,
+            seed=seed,
+            regime=DOMINANT,
+        )
         values = attention_values(problem, CPU)
         found.add(int(values.k[:, 0, 0].argmax()))
     assert found == {*(edge for edge in EDGES if edge < 300), 299}
@@ -121,8 +137,14 @@ def test_shifted_logits_lie_beyond_minus_infinity_stand_ins(
 ) -> None:
     signs = set()
     for seed in range(8):
-        problem = replace(RAGGED, regime="shifted_logits", seed=seed, dtype=dtype,
-                          head_dim_qk=dims[0], head_dim_vo=dims[1])  # fmt: skip
+        problem = replace(
+            RAGGED,
+            regime="shifted_logits",
+            seed=seed,
+            dtype=dtype,
+            head_dim_qk=dims[0],
+            head_dim_vo=dims[1],
+        )
         raw = raw_logits(problem)
         assert raw.abs().min() > 1e5
         signs.add(float(raw.flatten()[0].sign()))
@@ -179,9 +201,15 @@ def test_the_exact_grid_gives_exactly_representable_results(
 @pytest.mark.parametrize("per_head", [False, True])
 def test_the_exact_grid_attends_to_one_key(dtype: str, per_head: bool) -> None:
     problem = AttentionProblem(
-        query_lens=(4,), seq_lens=(700,), page_size=16, dtype=dtype, regime="exact_grid",
-        num_kv_heads=3, per_head_scales=per_head, v_scale=0.5,
-    )  # fmt: skip
+        query_lens=(4,),
+        seq_lens=(700,),
+        page_size=16,
+        dtype=dtype,
+        regime="exact_grid",
+        num_kv_heads=3,
+        per_head_scales=per_head,
+        v_scale=0.5,
+    )
     inputs = materialise(problem)
     bounded = oracle.bounded_attention(inputs, Arithmetic())  # type: ignore[arg-type]
     values = attention_values(problem, CPU)
@@ -196,8 +224,14 @@ def test_the_exact_grid_attends_to_one_key(dtype: str, per_head: bool) -> None:
 
 
 def test_the_grid_ranks_all_positions_differently() -> None:
-    problem = AttentionProblem("ragged_attention", seq_lens=(EXACT_RANKS,), head_dim_qk=2,
-                               head_dim_vo=1, dtype="bfloat16", regime="exact_grid")  # fmt: skip
+    problem = AttentionProblem(
+        "ragged_attention",
+        seq_lens=(EXACT_RANKS,),
+        head_dim_qk=2,
+        head_dim_vo=1,
+        dtype="bfloat16",
+        regime="exact_grid",
+    )
     k = attention_values(problem, CPU).k[:, 0].double()
     assert sorted((k[:, 0] + k[:, 1]).tolist()) == list(range(EXACT_RANKS))
 

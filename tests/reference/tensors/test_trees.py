@@ -48,13 +48,16 @@ def test_a_request_keeps_its_tree_in_another_batch() -> None:
 
 def test_the_oracle_agrees_with_torch_on_a_tree() -> None:
     inputs: Any = materialise(TREE, "cpu")
-    out = paged_attention(inputs.q, inputs.k_cache, inputs.v_cache, inputs.metadata,
-                          **inputs.keywords()).out  # fmt: skip
+    out = paged_attention(
+        inputs.q, inputs.k_cache, inputs.v_cache, inputs.metadata, **inputs.keywords()
+    ).out
     row = start = 0
     for request, (t, s) in enumerate(zip(TREE.query_lens, TREE.seq_lens, strict=True)):
         pages = inputs.block_table[request, : -(-s // TREE.page_size)].long()
-        k, v = (cache[pages].flatten(0, 1)[:s].double().transpose(0, 1)
-                for cache in (inputs.k_cache, inputs.v_cache))  # fmt: skip
+        k, v = (
+            cache[pages].flatten(0, 1)[:s].double().transpose(0, 1)
+            for cache in (inputs.k_cache, inputs.v_cache)
+        )
         seen = torch.ones(t, s, dtype=torch.bool)
         seen[:, s - t :] = inputs.tree_mask[start : start + t * t].view(t, t)
         q = inputs.q[row : row + t].double().transpose(0, 1)
