@@ -134,6 +134,8 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
     A third of the batches is long: heads and channels are then chosen small enough to leave work
     for requests of several tiles.
     """
+    # The order of the draws matters: Hypothesis shrinks a problem by making its choices smaller in
+    # place, so a choice that comes and goes with an earlier one would shift all behind it.
     axes = _with_dims_of_records(axes)
     fields: dict[str, Any] = {
         name: draw(sampled(axes.allows(name))) for name in ("dtype", "kv_layout", "page_order")
@@ -142,6 +144,8 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
     # What a row has replaces what is drawn, so that the choices behind it keep their places.
     real = row_of(axes, draw(real_rows(axes)))
     fields["page_size"] = page_of(axes, real) or fields["page_size"]
+    # Heads are chosen after this number of keys, so that they leave room for it: with heads first,
+    # a budget of work would be spent on them, and nearly all requests would end within a tile.
     to_afford = MORE_KEYS_TO_AFFORD if axes.max_work >= MUCH_WORK else KEYS_TO_AFFORD
     # A third of the long requests has several tiles of queries, the others have as many keys.
     square = _all_keys_are_new(axes) or (
@@ -154,6 +158,7 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
         keys, square = max(keys, least, *wanted), False
     # The page of a row stays, its heads may be too dear for two such pages.
     real = real if real is None or affords(axes, real, least) else None
+    # Features come after heads and work are known: which windows can hide a key depends on them.
     heads = draw(_heads(axes, keys, square=square))
     heads = heads_of(axes, real, heads, least)
     count, per_request = _batch(draw, axes, heads, keys, least)
@@ -195,11 +200,14 @@ def _batch(
     draw: st.DrawFn, axes: Axes, heads: dict[str, Any], keys: int, least: int
 ) -> tuple[int, float]:
     """Draw the number of requests, and return it with the work that each may take."""
+    # Long requests come alone, or two or three at a time: the work of a batch is shared by all.
     requests = REQUESTS if keys == KEYS_TO_AFFORD[0] else REQUESTS[: 1 if axes.edges else 3]
     most = max(1, axes.max_work // (max(KEYS_TO_AFFORD[0], least) * _work_of_a_key(heads)))
     query_heads = heads["num_kv_heads"] * heads["group_size"]
     if axes.max_heads:
         most = max(1, min(most, axes.max_heads // query_heads))
+    # The model of work counts multiplications only. With many heads the cost of a row itself is
+    # larger than they are, so that such a batch is given a fraction of the budget.
     cheap = most > 1 and query_heads > MORE_HEADS and axes.max_work < MUCH_WORK
     less = LESS_WORK if cheap else 1
     if most == 1 and _few_requests(axes, max(KEYS_TO_AFFORD[0], least) * _work_of_a_key(heads)):
@@ -207,12 +215,15 @@ def _batch(
     most = min(most, max(2, most // less))
     if axes.max_requests:
         requests = tuple(range(1, axes.max_requests + 1))
+    # The list repeats its usual numbers, so that an empty batch is one draw in twelve.
     count = draw(one_of([number for number in requests if number <= most]))
     return count, axes.max_work / (less * max(count, 1))
 
 
 def _most_features(axes: Axes) -> int:
     """Return most features of one problem: where there are many, half of them at a time."""
+    # A kernel with a few features has each in every second problem. With many, a fixed number would
+    # leave each of them in one problem of ten, too few for a pair of them to meet.
     several = sum(len(axes.allows(name)) > 1 for name in FEATURES)
     if axes.edges:
         return MOST_FEATURES_LONG if several <= MANY_FEATURES else several // 2
@@ -253,9 +264,13 @@ def long_axes(axes: Axes, tile: int, split: int, *, slow: bool = True) -> Axes |
     # Others have several tiles of keys, and rows of two tiles where they may have as many of them.
     if not slow and max(tile, split) < keys and (2 * tile <= rows or not _of_many(axes)):
         return None
+    # Long requests are dear and few. What is judged as well on short ones keeps one or two values
+    # here, so that the lengths themselves get the problems.
     values = {name: each[: FEW.get(name)] for name, each in axes.values.items()}
     # A window that ends within a tile leaves none to be seen in full, a wide one hides no key.
     tall = tile or USUAL_TILE
+    # Windows from half a tile to one and a half: some tiles are seen in full, some in part, some
+    # not.
     wide = tuple(each for each in values["window_left"] if each < 0 or tall <= 2 * each < 3 * tall)
     values["window_left"] = wide or values["window_left"]
     steps = (tall, split)
@@ -295,6 +310,8 @@ def _heads(draw: st.DrawFn, axes: Axes, keys: int, *, square: bool) -> dict[str,
     Of a ``square`` long request, as many queries as keys are. One group in ten is one that fills
     more than a tile of heads, on the fewest channels, whatever it costs.
     """
+    # Head dims, key-value heads and groups are drawn one after another, each from what the choices
+    # before it leave affordable. The dearest combinations are therefore rarer than their share.
     dims_of_any = [dims for dims in axes.allows("head_dims") if _least_group(dims) == 1]
     large = tuple(size for size in axes.allows("group_size") if size > TILE_OF_HEADS)
     # One choice, so that those behind it keep their places when it shrinks.
@@ -326,6 +343,7 @@ def _heads(draw: st.DrawFn, axes: Axes, keys: int, *, square: bool) -> dict[str,
         "num_kv_heads", lambda heads: (rows + 8) * heads * channels, _least_group(dims)
     )
     # Many heads are rarer, for they leave less work for keys.
+    # Small counts stand four times in the list, larger ones once.
     few = tuple(count for count in counts if count <= FEW_HEADS)
     kv_heads = draw(one_of(counts + 3 * few))
     groups = affordable(
@@ -379,6 +397,7 @@ def _with_windows_that_hide(axes: Axes, heads: Mapping[str, Any], work: float) -
 
     They stay where no other is left.
     """
+    # A window wider than every request is no window: it would be counted as one, and judge nothing.
     longest = min(work / _work_of_a_key(heads), MOST_KEYS)
     hiding: dict[str, tuple[Any, ...]] = {}
     for name, more in (("window_left", 2), ("window_right", 2), ("chunk", 1), ("sink_tokens", 2)):
@@ -432,6 +451,7 @@ def _cache(draw: st.DrawFn, axes: Axes, fields: Mapping[str, Any]) -> dict[str, 
     """Draw the cache's format, and its queries': quantised half of the time, where supported."""
     # A law may ask for quantised caches alone, none of which fits these channels.
     formats = [pair for pair in axes.allows("caches") if cache_fits(pair[0], fields)] or [PLAIN]
+    # Plain caches are repeated until they are as many as the quantised ones.
     plain = [pair for pair in formats if not pair[0]]
     kv_cache, q_dtype = draw(sampled([*plain * max(0, len(formats) - 2), *formats]))
     found: dict[str, Any] = {"kv_cache": kv_cache, "q_dtype": q_dtype}
@@ -515,6 +535,7 @@ def _request(
     whole = _of_many(axes) if square else whole
     # A row before the first key sees none under a causal mask only.
     whole += ["surplus"] if fields["causal"] and "surplus" in whole else []
+    # Phases with queries and keys stand twice in the list, once in each part.
     phase = draw(sampled((*phases, *whole) if not (axes.edges and whole) else whole))
     if least and phase not in PHASES_OF_PAGES:
         phase = next(each for each in reversed(PHASES_OF_PAGES) if each in phases)
@@ -541,6 +562,7 @@ def _request(
     if phase == "prefill":
         return seq_len, seq_len
     if phase == "surplus":
+        # Queries beyond the keys see nothing, and still cost their row.
         tokens = int(work / (8 * kv_heads * group * channels))  # see ``AttentionProblem.work``
         more = min(MOST_SURPLUS, max(1, tokens - seq_len))
         return seq_len + draw(st.integers(1, more)), seq_len
@@ -570,6 +592,7 @@ def _keys_seen(fields: Mapping[str, Any]) -> int:
 def _verify(axes: Axes, fields: Mapping[str, Any], work: float) -> st.SearchStrategy[int]:
     """Draw the axis ``verify``: mostly 0. Where only trees are allowed, a value of its own."""
     values = axes.allows("verify")
+    # Three batches in four have a phase of each request's own, one is a verify of all.
     several = tuple(value for value in values if value)
     # Of more tokens than these, requests would be little longer than their tokens.
     others = tuple(t for t in several if KEYS_A_DRAFT * t * _work_of_a_key(fields, t) <= work)
@@ -628,6 +651,8 @@ def _at_least(least: int, seq_len: int) -> int:
 @functools.lru_cache(maxsize=4096)
 def lengths(cap: int, page_size: int, seen: int = -1) -> st.SearchStrategy[int]:
     """Draw a length from 1 to cap: anything, or an edge of pages and tiles, or of what is seen."""
+    # Integers come first: Hypothesis shrinks towards the first alternative, and a length must be
+    # able to become any smaller one, not only the next edge.
     page_edges = {page_size - 1, page_size, page_size + 1, 2 * page_size, 2 * page_size + 1}
     chosen = (
         st.integers(1, cap)
@@ -639,6 +664,8 @@ def lengths(cap: int, page_size: int, seen: int = -1) -> st.SearchStrategy[int]:
         chosen |= st.integers(min(LONG, cap // 2), cap)
     if seen >= 0:
         window = seen + 1
+        # One key more than is seen, a tile of 64 more, and several windows: kernels that skip tiles
+        # in front of a window begin at another tile in each of these.
         window_edges = {window - 1, window, window + 1, window + 65, 2 * window, 3 * window + 64}
         chosen |= one_of(_within(cap, {1, *window_edges}))
         if cap > window:
@@ -651,6 +678,8 @@ def _long_lengths(cap: int, edges: tuple[int, ...]) -> st.SearchStrategy[int]:
     """Draw a length around one of some edges, or any beyond the first of them, up to cap."""
     tile = edges[0]
     cap = min(cap, edges[-1] + tile)
+    # Lengths just behind an edge stand in two lists: a last tile with a single key is where masks
+    # of a tile's rest go wrong most often.
     around = _within(cap, {edge + more for edge in edges for more in (-1, 0, 1)})
     behind = [each for each in around if each - 1 in edges]
     chosen = one_of(around or [cap]) | one_of(behind or around or [cap])
@@ -685,12 +714,14 @@ def merge_problems(draw: st.DrawFn, axes: Axes) -> MergeProblem:
     }
     dense, *scales = axes.allows("output_scale")
     fields["output_scale"] = draw(sampled((*[dense] * max(1, 2 * len(scales)), *scales)))
+    # A merge costs about eight operations for each number of each state.
     room = axes.max_work // (8 * fields["num_states"])
     dims = [dim for dim in axes.allows("head_dim") if dim < room] or [axes.allows("head_dim")[0]]
     fields["head_dim"] = draw(sampled(dims))
     rows = max(1, room // (fields["head_dim"] + 1))
     # Few heads are the simplest; models have up to 128.
     many = [heads for heads in MANY_HEADS if heads <= rows]
+    # Heads first, then tokens of what the work leaves: models have many of either.
     fields["num_heads"] = draw(st.integers(1, min(rows, 8)) | sampled(many or (1,)))
     fields["num_tokens"] = draw(st.integers(0, min(rows // fields["num_heads"], 64)))
     return MergeProblem(**fields, seed=draw(st.integers(0, LARGEST_SEED)))
@@ -702,6 +733,8 @@ def metadata_problems(draw: st.DrawFn, axes: Axes) -> MetadataProblem:
     del axes
     page_size = draw(sampled(ATTENTION_AXES["page_size"]))
     threshold = draw(sampled((1, 2, 4)))
+    # Three pages and one slot: what a stale buffer leaves behind shows once a later batch is
+    # shorter.
     seq_len = st.integers(0, 3 * page_size + 1) | lengths(600, page_size)
     request = st.tuples(st.integers(0, 9), seq_len)
     # Speculative decoding gives every request the same few tokens; a CUDA graph's batch is padded.

@@ -136,6 +136,9 @@ def narrow(
     caches = [{**bases[0], "caches": pair} for pair in axes.get("caches", ()) if pair[0]]
     answers = probe([example(operation, chosen) for chosen in caches])
     quantised = [chosen for chosen, reason in zip(caches, answers, strict=True) if not reason]
+    # One value is changed at a time, beside a few supported bases: all combinations would be
+    # millions of questions. What a kernel supports only in combination is found by ``WITH_OTHERS``,
+    # or remains unknown and is said to be refused.
     tried = [*_spread(bases, free), *quantised[:1]]
     questions = [
         (name, value, {**base, name: value})
@@ -218,6 +221,8 @@ def _bases(
     not_named: set[object] = set()
     asked, wide_asked = 0, False
     for limited in _starts(axes):
+        # Plain starts are nearly free for kernels that take them. Those that take none would be
+        # asked about thousands before the anchors of models, one of which they mostly take.
         if asked > MOST_PLAIN and not wide_asked:
             wide_asked = True
             if found := _wide_bases(operation, axes, free, probe):
@@ -240,6 +245,8 @@ def _bases(
             return bases
         if any(refusal and refusal.code in OF_THE_MACHINE for refusal in answers):
             return []
+        # The refusals name a feature that this limit asks for, so that other heads or sizes beside
+        # it are not asked about.
         if all(refusal and refusal.code == "feature" for refusal in answers):
             not_named.add(optional)
     return [] if wide_asked else _wide_bases(operation, axes, free, probe)
@@ -267,6 +274,7 @@ def _simplified(
 ) -> dict[str, Any]:
     """Return a supported combination with the simplest value of each axis that still is."""
     for name, values in axes.items():
+        # One axis after another, once: the result is simple, not the simplest of all.
         simpler = sorted(values, key=math.prod) if name == "sizes" else list(values)
         asked = [{**chosen, name: value} for value in simpler[: simpler.index(chosen[name])]]
         problems = [example(operation, each) for each in asked]

@@ -25,6 +25,8 @@ threads draw."""
 
 def drawers_for(askers: int) -> Drawers:
     """Return what draws problems for this number of threads, by the cores of this machine."""
+    # Each process imports torch and Hypothesis first: on few cores that costs more than the threads
+    # that wait for each other.
     return Drawers(min(cores() // CORES_A_DRAWER, askers // ASKERS_A_DRAWER))
 
 
@@ -66,6 +68,7 @@ class Drawers:
         pool = self._opened()
         if pool is not None:
             try:
+                # Refusals are sentences of the report only, and most of what would be sent.
                 return pool.submit(draw, replace(axes, refused={}), *more).result()
             except (CancelledError, RuntimeError):
                 # A process was killed, or the pool closed: the problems are the same wherever.
@@ -94,6 +97,7 @@ def _begin() -> None:
     assert parent is not None  # noqa: S101  this is a child
 
     def end() -> None:
+        # SIGKILL of the parent runs no handler; its sentinel becomes ready all the same.
         wait([parent.sentinel])
         os._exit(0)
 

@@ -88,6 +88,8 @@ def expert_floors(axes: Axes, each: int) -> dict[str, Floor]:
     several = [n for n in experts if n >= max(LEAST_EXPERTS, slots[0])][:2]
     if several:
         fitting = [k for k in slots if k <= several[0]]
+        # With 16 pairs and more than two for each expert, hashing leaves an expert of four without
+        # a token in about one problem of twenty-five.
         enough = [t for t in tokens if t * fitting[0] >= max(PAIRS, 2 * several[0])]
         found["experts"] = Floor(tuple(several), tuple(fitting), tuple(enough[:3] or tokens[-1:]))
     few = [n for n in experts if n >= slots[0]][:2]
@@ -143,6 +145,8 @@ def beyond_the_work(axes: Axes, each: int) -> st.SearchStrategy[Floor | None]:
         return st.none()
     fast = axes.max_work >= FAST_WORK
     dear = "experts" in rare or "rows" in rare
+    # Where even four experts are beyond the work, all problems within it have one or two, and a
+    # quarter beyond it is little. Where only hundreds are, the others judge well without.
     share = (OFTEN if fast else SELDOM) if dear else RARELY
     # Twice as many of these: some have all tokens on one expert, or few rows.
     again = (floor for name, floor in rare.items() if name in ("experts", "rows"))
@@ -166,7 +170,9 @@ def floor_problems(axes: Axes) -> list[MoEProblem]:
     products = 3 if ACTIVATIONS[chosen["activation"]].gated else 2
     found = []
     for name, floor in expert_floors(axes, products * size[0] * size[1]).items():
+        # Of many experts the most, since ids of more than a byte are what fails.
         experts = floor.experts[-1 if name == "many" else 0]
+        # The most slots of the fewest experts: each has tokens, whatever the hash.
         most = max(k for k in floor.top_k if k <= experts)
         tokens = min(floor.tokens[-1], MOST_FIXED)
         values = {"sizes": size, "num_experts": experts, "top_k": most, "num_tokens": tokens}

@@ -79,6 +79,7 @@ def with_lengths(
     exactly = max(len(queries), len(keys))
     count = exactly if exactly > 1 else max(len(problem.seq_lens), 1)
     drawn = list(zip(problem.query_lens, problem.seq_lens, strict=True)) or [(1, 1)]
+    # Work of one query with one key, by what the drawn batch costs; rounded up.
     one = problem.work // max(1, sum(t * s + 8 * (t + s) for t, s in drawn)) + 1
     found: list[tuple[int, int]] = []
     for index, (t, s) in zip(range(count), itertools.cycle(drawn), strict=False):
@@ -95,6 +96,7 @@ def with_lengths(
         changed = _of_requests(problem, found)
         if exactly > 1 or len(found) == 1 or not max_work or changed.work <= max_work:
             return changed
+        # Given lengths are kept as they are; it is the number of requests that gives way.
         found.pop()
 
 

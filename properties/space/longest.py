@@ -81,6 +81,8 @@ def longest(axes: Axes, device: str = "cpu") -> tuple[AttentionProblem, ...]:
         for each in reversed(values)
         if each in axes.allows(name)
     }
+    # A multiple of every power of two: all splits are full, which is where a merge of parts that
+    # counts one too few or too many shows.
     second = _of_keys(axes, chosen | other, KEYS[device])
     return first, replace(second, seed=LAST_KEY)
 
@@ -157,6 +159,8 @@ def _full_choices(axes: Axes, count: int, keys: int) -> Iterator[AttentionProble
     }
     yield from _of_count(first, known, count, keys)
     values = ({name: value} for name in FULL_AXES for value in first.values.get(name, ()))
+    # Modules and single values take turns: a kernel that refuses all modules but one is met early,
+    # and so is one that refuses a dtype or a page size.
     differing = itertools.zip_longest(
         (_of_count(part, {}, count, keys) for part in others),
         (_of_count(first, value, count, keys) for value in values),
@@ -182,7 +186,10 @@ def _of_count(
             continue
         problem = attention_example(axes.operation, {**chosen, **more, **given})
         most = keys if chosen is few else min(keys, MOST_WHOLE)
+        # Lengths that differ come first: equal ones hide a request that is read with another's
+        # length.
         for step in (BEHIND_AN_EDGE, 0):
+            # Between half of the most keys and all of them, in steps that no tile divides.
             lengths = tuple(most - step * i % (most // 2) for i in range(count))
             queries = (problem.query_lens[0],) * count if chosen is few else lengths
             yield replace(problem, query_lens=queries, seq_lens=lengths)
@@ -191,6 +198,7 @@ def _of_count(
 def _of_few_queries(axes: Axes) -> dict[str, Any] | None:
     """Return the plainest values of a request of one or two queries; None if there is no such."""
     phases = [each for each in OF_FEW_QUERIES if each in axes.allows("phase")]
+    # A kernel of draft trees has no phases but those of a verify.
     verifies = [tokens for tokens in axes.allows("verify") if tokens > 0]
     if not phases and (not verifies or 0 in axes.allows("verify")):
         return None

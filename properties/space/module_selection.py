@@ -122,6 +122,8 @@ class Selection:
         """
         if len(self.chosen) >= self._most:
             return []
+        # Compare tuples: several query tokens, then stored problems, then what costs nothing, then
+        # the number of new pairs. Greedy pairwise cover; the first of equals wins, as the simplest.
         wanted = set(self._stored.values())
         best, merit = None, (False, False, False, 0)
         first = {id(each) for each in self._of_several_tokens() if self.lacks_several_tokens}
@@ -237,6 +239,9 @@ def combinations(
     total = math.prod(len(each) for each in groups.values())
     step = 1
     if total > MOST_COMBINATIONS:
+        # Of a mixed-radix number, multiples of a step that has no common divisor with the total
+        # reach every combination once. The golden section spreads the first of them most evenly, so
+        # that a cut-off after any number leaves an even sample.
         step = round(total * GOLDEN)
         while math.gcd(step, total) > 1:
             step += 1

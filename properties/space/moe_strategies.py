@@ -83,6 +83,8 @@ def moe_problems(draw: st.DrawFn, axes: Axes) -> MoEProblem:
     fields |= draw(_sums(axes, fields))
     products = 3 if ACTIVATIONS[fields["activation"]].gated else 2
     least = 2 * WEIGHTS * (1 + sharded + fields.get("shared_experts", 0))
+    # The number of operands is drawn before the sizes: sizes first would leave most problems with
+    # one expert and one token.
     operands = max(least, draw(sampled(OPERANDS)))
     sizes = draw(_sizes(axes, fields["quantized"]))
     if padded and fields["quantized"] in IN_BLOCKS:
@@ -119,6 +121,7 @@ def moe_problems(draw: st.DrawFn, axes: Axes) -> MoEProblem:
         experts = max(2, experts)
         fields |= draw(_shard(experts))
     anything = fields["assignment"] == "duplicates"
+    # Ids that repeat may be more than there are experts; others may not.
     slots = [
         k for k in (floor.top_k if floor else axes.allows("top_k")) if anything or k <= experts
     ]
@@ -126,6 +129,7 @@ def moe_problems(draw: st.DrawFn, axes: Axes) -> MoEProblem:
         slots = list(axes.allows("top_k")[:1])
         experts = max(experts, slots[0])
     top_k = draw(one_of(slots))
+    # What the weights cost is spent; tokens share the rest.
     room = max(1, room - WEIGHTS * experts)
     each = top_k + fields.get("shared_experts", 0)
     tokens = [n for n in axes.allows("num_tokens") if n * each <= room]
@@ -178,6 +182,7 @@ def _padding(
 
 def _mostly_first(values: Sequence[Any], times: int) -> st.SearchStrategy[Any]:
     """Draw one of some values, the first as often as ``times`` as many others together."""
+    # With times = 1 half of the draws are the first value, with 2 two thirds.
     first, *others = values
     return one_of([*[first] * max(1, times * len(others)), *others])
 
@@ -282,6 +287,8 @@ def _affordable(
 def _rules(draw: st.DrawFn, axes: Axes, method: str) -> dict[str, Any]:
     """Draw rules of single families of models, few at a time, and a method that has them."""
     found: dict[str, Any] = {**vars(WITHOUT_RULES), "method": method}
+    # Rules belong to families of models and exclude each other: two at a time at most, then a
+    # method that has both, and none where no method has.
     found |= draw(features(axes, ROUTE_RULES, WITHOUT_RULES, MOST_RULES))
     fitting = [each for each in axes.allows("method") if method_fits({**found, "method": each})]
     if fitting and method not in fitting:
@@ -300,6 +307,7 @@ def route_problems(draw: st.DrawFn, axes: Axes) -> RouteProblem:
     }
     fields |= draw(_rules(axes, fields["method"]))
     if METHODS[fields["method"]].weight == "renormalize":
+        # A third at most: only methods that divide by a sum can fail here.
         vanishing = [each for each in axes.allows("regime") if each in VANISHING]
         fields["regime"] = draw(one_of([fields["regime"]] * 4 + vanishing))
     groups = axes.allows("groups")
@@ -323,6 +331,8 @@ def route_problems(draw: st.DrawFn, axes: Axes) -> RouteProblem:
         fields["bias_dtype"] = draw(one_of(axes.allows("bias_dtype")))
     fewest = max(2, num_groups) if num_groups > 1 else 1
     counts = [n for n in axes.allows("num_experts") if not n % num_groups and n >= fewest]
+    # A router's work grows with experts times tokens. A quarter of the problems has many experts
+    # all the same, with few tokens.
     few = [n for n in counts if n <= axes.max_work // 64] or counts[:1] or [4 * num_groups]
     many = [n for n in counts if n > IDS_OF_A_BYTE]
     experts = draw(one_of(many if many and draw(sampled(MOSTLY_FEW)) else few))

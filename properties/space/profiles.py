@@ -49,6 +49,7 @@ class Profile:
             minutes: the minutes of one core that one of them takes.
             together: all implementations share the time of a run, which limits them besides.
         """
+        # One run's builders share the cores, so that the run's own deadline limits what is built.
         if together and minutes >= CHEAP_MINUTES:
             return self.modules
         most: float = self.modules

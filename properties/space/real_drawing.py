@@ -54,6 +54,8 @@ def weighted(
     if not numbers:
         return st.just(0)
     # Of a long list, Hypothesis draws the first values more often than others: two short ones.
+    # A row stands here once for each family that has it; parts of about the square root of its
+    # length are drawn evenly, then an entry of a part.
     each = [number for number, n in zip(numbers, families, strict=True) for _ in range(n)]
     size = max(1, round(len(each) ** 0.5))
     parts = [st.sampled_from(each[start : start + size]) for start in range(0, len(each), size)]
@@ -100,6 +102,8 @@ def _fitting(
         values = real.values(operation)
         group = real.groups[0]
         fits = all(
+            # A narrowed axis decides for its own values only. A window of 1,023 that no axis lists
+            # was asked about with its row.
             values[name] in left or (len(left) > 1 and values[name] not in AXES[operation][name])
             for name, left in allowed
             if name in values
@@ -143,6 +147,7 @@ def heads_of(axes: Axes, real: Real | None, drawn: dict[str, Any], keys: int = 0
         fewer = [n for n in values if n <= min(drawn[name], affordable, few)]
         return max(fewer, default=values[0])
 
+    # Appending has no query heads; the group that was drawn stays for the work it stands for.
     append = axes.operation == "append_paged_kv"
     group = drawn["group_size"] if append else real.groups[0]
     kv_heads = most("num_kv_heads", real.kv_heads, channels * (group + 8), group)
@@ -179,6 +184,8 @@ def wide_problems(axes: Axes) -> list[AttentionProblem]:
             if fields[name] < LEAST_WIDE or (name, str(fields[name])) not in many:
                 continue
             problem = _wide(axes, number, fields[name] + more + BEHIND_AN_EDGE)
+            # The cheapest row of each window: these problems are added to every run, whatever its
+            # time.
             if place not in found or problem.work < found[place].work:
                 found[place] = problem
     return list(found.values())

@@ -151,6 +151,8 @@ def rows_of(operation: str) -> tuple[Real, ...]:
     for real in rows_of_attention():
         if operation != "paged_attention" and real.fields["values_in_keys"]:
             continue
+        # Rows that differ only in what an operation does not have are one row of it. Whether a
+        # rank's group can be split (one key-value head) is part of the key.
         key: tuple[Any, ...] = (
             tuple(real.values(operation).items()),
             len(real.groups),
@@ -190,6 +192,8 @@ def rows_of_attention() -> tuple[Real, ...]:
         fields = fields_of_row(row)
         kv_heads, group = fields.pop("num_kv_heads"), fields.pop("group_size")
         page = int(row["page_size"] or 0)
+        # With several key-value heads, ranks share these and keep the group; a single one is
+        # copied, and the query heads of its group are shared instead.
         alone = group if kv_heads > 1 else 0
         key = (tuple(fields.items()), page, alone)
         merged[key].append((row["family"], kv_heads, group))
@@ -293,6 +297,7 @@ def experts_of(row: Mapping[str, str]) -> Layer | None:
         options |= {"shared_gate": "logits"} if row["shared_gate"] else {}
     if row["kind"] == LIMITED:
         options["swiglu_parameters"] = "limit"
+    # A name of the table may stand for several formats; the first that is known here is taken.
     known = FORMATS.get(row["weights"], (row["weights"],))
     if form := next((each for each in known if each in QUANTISED), ""):
         options["quantized"] = form

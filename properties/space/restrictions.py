@@ -95,6 +95,7 @@ class Only:
             values = [_value(name, word.strip()) for word in rest.split(",")]
             found[name] = tuple(dict.fromkeys([*found.get(name, ()), *values]))
         only = cls(found)
+        # Any operation that has such problems is enough: one command may check kernels of several.
         refused = [error for operation in OPERATIONS if (error := only.refusal(operation))]
         if len(refused) == len(OPERATIONS):
             # What an operation with all of these fields says is more than that one is not there.
@@ -115,6 +116,7 @@ class Only:
         Raises:
             OnlyError: the operation's problems have no such field, or none of its values.
         """
+        # Fields narrow one after another: head_dim_qk, then head_dim_vo of what is left.
         kept = all_axes(operation)
         lengths = {name: wanted for name, wanted in self.values.items() if name in LENGTHS}
         for name, wanted in self.values.items():

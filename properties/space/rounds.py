@@ -44,6 +44,8 @@ def seed_of_round(number: int, *names: object) -> int:
 
 def most_rounds(problems: int) -> int:
     """Count the rounds after which a search for this number of problems gives up."""
+    # Many examples repeat a problem, more so where few values are allowed. Without a limit a search
+    # in a small space would draw for ever.
     return -(-PATIENCE * problems // EXAMPLES_A_ROUND)
 
 
@@ -63,6 +65,8 @@ def draw_problems(axes: Axes, profile: Profile, seed: int, most: int) -> list[Pr
             raise Enough
         drawn.setdefault(problem.id, problem)
 
+    # Rounds have seeds of their own, so that the first problems of a long search are those of a
+    # short one, and a resumed search goes on where the other ended.
     for number in range(most_rounds(most)):
         if draw_round(axes, profile, seed_of_round(number, seed), take):
             break
@@ -105,6 +109,7 @@ def draw_round(
 
     @settings  # after the seed, which takes the database away from the settings before it
     @hypothesis.seed(seed)
+    # Long problems are not varied: a second value regime costs as much as another structure.
     @hypothesis.given(variations(problems(axes), axes, 0 if axes.edges else VARIATIONS))
     def law_holds(drawn: list[Problem]) -> None:
         try:

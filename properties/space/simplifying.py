@@ -74,6 +74,8 @@ def _fewer_requests(problem: AttentionProblem, fails: Fails) -> AttentionProblem
     """Keep one request if that is enough, the one with most work first; else drop what can go."""
     count = len(problem.seq_lens)
     alone = [_some_requests(problem, (i,)) for i in range(count)] if count > 1 else []
+    # The one with most work first: it is the likeliest to fail alone, and the first failure ends
+    # the loop.
     for each in sorted(alone, key=lambda each: -each.work):
         if fails(each):
             return each
@@ -104,8 +106,11 @@ def simpler_values(problem: Attending, axes: Axes, fails: Fails, cheap: Cheap) -
         if candidate is not None and fails(candidate):
             return candidate
     now, simplest = _values(problem, own), _simplest(problem, own)
+    # Most faults need one value or two. Asking from below (all simplest, then one kept, then two)
+    # costs passing problems, which are cheap, and one failure at the end.
     left = [name for name in simplest if now[name] != simplest[name]]
     for count in (1, 2):
+        # Pairs are quadratic: they are skipped where even passing problems have been slow.
         if count > 1 and not cheap():
             break
         for kept in itertools.combinations(left, count):
@@ -131,6 +136,8 @@ def _without(
     problem: Attending, left: list[str], simplest: Mapping[str, Any], fails: Fails
 ) -> tuple[Attending, list[str]]:
     """Set values to their simplest where that can be, half of them, then fewer at a time."""
+    # Bisection from above for what needs three values or more, as delta debugging does: halves,
+    # then quarters, restarting after each success since positions have moved.
     share = len(left) // 2
     while share:
         for start in range(0, len(left), share):
@@ -287,6 +294,8 @@ def least(most: int, fails: Callable[[int], bool]) -> int:
 
     From below, edges of tiles first: each round of numbers costs one failure at most.
     """
+    # Not a plain binary search: whether a length fails need not be monotonic, and each failing
+    # probe may cost a whole deadline. Ascending rungs cost one failure for each round.
     low, rungs = 1, [edge for edge in LENGTH_EDGES if edge < most]
     while low < most:
         for number in rungs:

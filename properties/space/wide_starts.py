@@ -112,6 +112,8 @@ def wide_start(
         probe: asks about problems.
         example: returns the simplest problem with some values.
     """
+    # A batch of questions at a time: asking is a round trip to a worker, and most kernels are found
+    # within the anchors themselves.
     simplest = {name: values[0] for name, values in axes.items()}
     anchors = anchors_of(operation, axes)
     not_named: set[Value] = set()
@@ -166,6 +168,7 @@ def _representative(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return all names, or a few of many numbers."""
     if len(values) <= 2 * FEW_NUMBERS or not all(isinstance(each, int | float) for each in values):
         return values
+    # An even sample, the first value included.
     return values[:: -(-len(values) // FEW_NUMBERS)]
 
 

@@ -65,6 +65,8 @@ def of_models(
     rows = layers_of(axes.operation)
     families = tuple(len(rows[number - 1].families) for number in numbers)
     number = draw(weighted(numbers, families, OTHERS))
+    # The row replaces values after everything was drawn, so that the problem without it stays what
+    # Hypothesis shrinks to.
     if not number or problem.work > axes.max_work:  # a problem beyond the work shows what it is for
         return problem
     if isinstance(problem, RouteProblem):
@@ -99,6 +101,7 @@ def _experts(axes: Axes, problem: MoEProblem, layer: Layer) -> MoEProblem:
     wide = _padding(problem, fields, found[0], axes.max_work // (units * _products(fields)))
     each = _products(fields) * math.prod(wide)
     left = axes.max_work // each - WEIGHTS * (here + fields["shared_experts"])
+    # Tokens times slots that the work leaves besides the weights.
     pairs = left if left >= slots else min(axes.max_work // each, MOST_PAIRS)
     tokens = _tokens(axes, problem, max(1, pairs // slots))
     fields |= {**shard, "hidden": hidden, "inter": inter, "num_tokens": tokens}
@@ -152,6 +155,8 @@ def _options(axes: Axes, problem: MoEProblem, layer: Layer) -> dict[str, Any]:
         found["swiglu_parameters"] = parameters
     form = layer.options.get("quantized")
     pair = (form, problem.quantized_hidden)
+    # The seed decides instead of a draw: another draw would move all choices behind it, and
+    # problems kept from earlier runs would no longer be reproduced.
     wanted = form and problem.seed % 2 and pair in axes.allows("quantisation")
     return {**found, "quantized": form if wanted else problem.quantized}
 
@@ -168,6 +173,7 @@ def _sharded(
     shared = True in axes.allows("expert_parallel")
     experts, found = fields["num_experts"], None
     if (problem is None or not problem.expert_parallel) and False in axes.allows("expert_parallel"):
+        # Again by the seed, for the same reason.
         rare = problem is not None and problem.seed % RARELY == 0 and experts > MANY_EXPERTS
         beyond = not shared or rare
         found = _sized(axes, layer, fields, experts, EXPERTS_WORK if beyond else 0)
