@@ -21,8 +21,7 @@ from .inputs import (
     PagedAttentionInputs,
     RaggedAttentionInputs,
 )
-from .kv_codes import format_of, quantised, queries
-from .kv_views import kv_views
+from .kv_storage import format_of, kv_views, quantised, queries
 from .mask_patterns import bias_values, mask_values, span_values
 from .placement import Placement, block_table, placement
 from .regimes import alibi_slopes, attention_values, merge_values, sink_values

@@ -11,7 +11,7 @@ import torch
 from kernelproof.reference import AttentionProblem, materialise
 from kernelproof.reference.oracle import append, attention
 from kernelproof.reference.problems import KV_VIEWS
-from kernelproof.reference.tensors.kv_views import ODD_STRIDE
+from kernelproof.reference.tensors.kv_storage import ODD_STRIDE
 
 PROBLEM = AttentionProblem(
     query_lens=(2, 1), seq_lens=(5, 3), num_kv_heads=2, page_size=4, head_dim_vo=24
