@@ -101,7 +101,7 @@ check: setup-dev ## Before a commit, in a minute: lint, types, layers, the tests
 	$(BIN)/python tests/nearest.py --seconds $$((left = 60 - $$(date +%s) + started, left > 15 ? left : 15))
 
 .PHONY: docs
-docs: setup-dev ## The documentation as a site, in build/docs; warnings are errors (needs Python 3.11)
+docs: setup-dev ## The documentation as a site, in build/docs, with its generated pages; warnings are errors (needs Python 3.11)
 	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; \
 	  then $(BIN)/python -m sphinx -q -W --keep-going -b html -d build/docs-trees docs build/docs; \
 	  else echo "docs: left out, Sphinx needs Python 3.11"; fi

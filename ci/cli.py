@@ -332,8 +332,8 @@ def new_command(name: str, operation: str) -> int:
 @from_option
 @output_option(
     "--markdown",
-    "Write a page of the documentation; this file's name says which: law-book.md, fields.md or "
-    "commands.md.",
+    "Write a page of the documentation; this file's name says which: law-book.md, fields.md, "
+    "commands.md, known-findings.md or support-matrix.md.",
 )
 def list_command(device: str, outputs: Outputs, *, as_json: bool) -> int:
     """List implementations, laws and profiles, and why an implementation cannot run here."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import click
 from sphinx.application import Sphinx
 
 from kernelproof.ci.bump.report.page import to_page
 from kernelproof.ci.bump.report.reading import read_report
+from kernelproof.ci.check.pages import PAGES
+from kernelproof.ci.cli import cli
 
 _ROOT = Path(__file__).resolve().parents[1]
 _VERSION = re.search(r'^__version__ = "(.+)"$', (_ROOT / "__init__.py").read_text(), re.MULTILINE)
@@ -72,8 +75,19 @@ def _write_example(app: Sphinx, error: Exception | None) -> None:
         (Path(app.outdir) / "bump-example.html").write_text(page, encoding="utf-8")
 
 
+def _write_pages() -> None:
+    """Write the generated pages, which are not kept, beside the others."""
+    with click.Context(cli):
+        for name, page in PAGES.items():
+            path, text = Path(__file__).with_name(name), page()
+            # Several builds may run at once: what is right already is left alone.
+            if not path.exists() or path.read_text(encoding="utf-8") != text:
+                path.write_text(text, encoding="utf-8")
+
+
 def setup(app: Sphinx) -> None:
-    """Read docstrings as they are written here; write the example report beside the pages."""
+    """Read docstrings as they are written here; write what is generated beside the pages."""
+    _write_pages()
     app.connect("autodoc-process-docstring", _join_names, priority=400)  # before napoleon
     app.connect("autodoc-skip-member", _leave_out)
     app.connect("build-finished", _write_example)

@@ -1,4 +1,4 @@
-"""The pages of the documentation that are generated, by the names of their files."""
+"""The pages of the documentation that are generated and not kept, by the names of their files."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from pathlib import Path
 
 import click
 
+from ..support.markdown import support_matrix
 from .command_book import command_book
 from .field_book import field_book
 from .law_book import law_book
+from .ledger_book import ledger_book
 
 PAGES: Mapping[str, Callable[[], str]] = {
     "law-book.md": law_book,
     "fields.md": field_book,
     "commands.md": command_book,
+    "known-findings.md": ledger_book,
+    "support-matrix.md": support_matrix,
 }
 """What makes each page."""
 

@@ -350,10 +350,10 @@ def _compare(made: Matrix, other: Matrix, outputs: Outputs) -> int:
 
 
 def _write(made: Matrix, book: RuleBook, outputs: Outputs) -> None:
-    from .markdown import chips_in_words, heading, to_markdown
+    from .markdown import matrix_page
 
     def page() -> str:
-        return _text([*heading(made.version, book), *to_markdown(made), *chips_in_words()])
+        return matrix_page(made, book)
 
     def data() -> dict[str, Any]:
         return {"schema": "kernelproof/support/1", **made.to_json()}
