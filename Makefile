@@ -66,8 +66,8 @@ faults: setup-test ## Misbehaving kernels beside honest ones (RUNS=1000 SEED=7: 
 	$(BIN)/python tests/faults/harness.py $(if $(RUNS),--runs $(RUNS) --seed $(or $(SEED),0)) $(FAULT_FLAGS)
 
 .PHONY: bench
-bench: setup ## Time, memory and tightness of the oracle (BENCH_FLAGS=...)
-	$(BIN)/kernelproof bench $(BENCH_FLAGS)
+bench: setup ## Time, memory and tightness of the oracle, isolation, throughput (BENCH_FLAGS=tightness)
+	$(BIN)/python -m kernelproof.tests.bench $(BENCH_FLAGS)
 
 .PHONY: engines
 # 375 MB are fetched and 120 MB kept; nothing of it is run.

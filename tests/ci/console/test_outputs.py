@@ -63,7 +63,7 @@ def test_what_is_no_file_may_be_named_twice() -> None:
     ([*COMPARED, "--html", "old/flashinfer/__init__.py/a"], "/__init__.py/a: cannot be written ("),
     ([*COMPARED, "--part", "behaviour", "--cases", "/proc/none"], "none/case.json: cannot be w"),
     (["score", "--json", "/proc/none.json"], "--json /proc/none.json: cannot be written ("),
-    (["bench", "oracle", "--json", "/proc/none.json"], "--json /proc/none.json: cannot be wr"),
+    (["bench", "kernels", "--json", "/proc/none.json"], "--json /proc/none.json: cannot be wr"),
     (["support", "--declared", "0.0", "--json", "/proc/none.json"], "json: cannot be written ("),
     (["list", "--markdown", "/proc/law-book.md"], "--markdown /proc/law-book.md: cannot be w"),
     (["evidence", "--markdown", "/proc/none.md"], "--markdown /proc/none.md: cannot be written ("),

@@ -80,7 +80,7 @@ def test_an_empty_argument_is_refused_by_its_name(
 
 def test_what_nested_commands_take_is_among_them() -> None:
     assert (("corpus", "add"), 0, "CASE.json") in ARGUMENTS
-    assert {(("corpus", "add"), "--folder"), (("bench",), "--json")} <= {*OPTIONS}
+    assert {(("corpus", "add"), "--folder"), (("bench", "kernels"), "--json")} <= {*OPTIONS}
 
 
 @pytest.mark.parametrize(

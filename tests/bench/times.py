@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from .results import torch_threads
+from kernelproof.ci.bench.results import torch_threads
 
 Contenders = dict[str, Callable[[], torch.Tensor]]
 Times = Mapping[str, Sequence[float]]

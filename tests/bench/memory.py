@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from ...reference import Arithmetic, AttentionProblem, materialise
-from ...reference.oracle import attention, bounded_attention
-from ...reference.tensors.inputs import PagedAttentionInputs
+from kernelproof.reference import Arithmetic, AttentionProblem, materialise
+from kernelproof.reference.oracle import attention, bounded_attention
+from kernelproof.reference.tensors.inputs import PagedAttentionInputs
 
 STATUS = Path("/proc/self/status")
 CLEAR = Path("/proc/self/clear_refs")

@@ -8,20 +8,27 @@ from dataclasses import dataclass
 
 import torch
 
-from ...impl.flashinfer.trace import paged_decode
-from ...impl.targets.target import Target
-from ...reference import (
+from kernelproof.ci.bench.results import Requirement, Results, Table
+from kernelproof.impl.flashinfer.trace import paged_decode
+from kernelproof.impl.targets.target import Target
+from kernelproof.reference import (
     Arithmetic,
     AttentionProblem,
     attention_error_bound,
     materialise,
     paged_attention,
 )
-from ...reference.oracle import bounded_attention
-from ...reference.tensors.inputs import PagedAttentionInputs
-from .memory import Footprint, footprints, unmeasurable
-from .results import Requirement, Results, Table
-from .times import Contenders, check_agreement, interleaved, load, milliseconds, ratio
+from kernelproof.reference.oracle import bounded_attention
+from kernelproof.reference.tensors.inputs import PagedAttentionInputs
+from kernelproof.tests.bench.memory import Footprint, footprints, unmeasurable
+from kernelproof.tests.bench.times import (
+    Contenders,
+    check_agreement,
+    interleaved,
+    load,
+    milliseconds,
+    ratio,
+)
 
 ORACLE_TO_LOOP = 0.6
 BOUND_TO_LOOP = 1.2

@@ -11,15 +11,15 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ...impl.protocol import Implementation
-from ...properties.seeded.honest import bf16_probabilities, float32
-from ...properties.verdicts.comparison import within
-from ...reference import AttentionProblem, materialise
-from ...reference.oracle import bounded_attention
-from ...reference.problems import ATTENTION_REGIMES
-from ...reference.tensors.inputs import PagedAttentionInputs
-from ...reference.tensors.values import choose
-from .results import Requirement, Results, Table, torch_threads
+from kernelproof.ci.bench.results import Requirement, Results, Table, torch_threads
+from kernelproof.impl.protocol import Implementation
+from kernelproof.properties.seeded.honest import bf16_probabilities, float32
+from kernelproof.properties.verdicts.comparison import within
+from kernelproof.reference import AttentionProblem, materialise
+from kernelproof.reference.oracle import bounded_attention
+from kernelproof.reference.problems import ATTENTION_REGIMES
+from kernelproof.reference.tensors.inputs import PagedAttentionInputs
+from kernelproof.reference.tensors.values import choose
 
 MEDIAN = (0.1, 0.6)
 """Between these lies the median worst share of an honest bfloat16 kernel on iid values."""

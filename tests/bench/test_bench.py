@@ -11,22 +11,22 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from kernelproof.ci.bench import (
+from kernelproof.ci.bench.results import Requirement, Results, Table
+from kernelproof.reference import Arithmetic, AttentionProblem, paged_attention
+from kernelproof.tests.bench import (
     experts as bench_experts,
 )
-from kernelproof.ci.bench import (
+from kernelproof.tests.bench import (
     oracle as bench_oracle,
 )
-from kernelproof.ci.bench import (
+from kernelproof.tests.bench import (
     throughput as bench_throughput,
 )
-from kernelproof.ci.bench.command import bench
-from kernelproof.ci.bench.memory import footprints, unmeasurable
-from kernelproof.ci.bench.oracle import Case
-from kernelproof.ci.bench.results import Requirement, Results, Table
-from kernelproof.ci.bench.tightness import FEWEST_KEYS, Row, make_problem
-from kernelproof.ci.bench.times import check_agreement
-from kernelproof.reference import Arithmetic, AttentionProblem, paged_attention
+from kernelproof.tests.bench.__main__ import bench
+from kernelproof.tests.bench.memory import footprints, unmeasurable
+from kernelproof.tests.bench.oracle import Case
+from kernelproof.tests.bench.tightness import FEWEST_KEYS, Row, make_problem
+from kernelproof.tests.bench.times import check_agreement
 
 
 def run(*arguments: str) -> Result:
@@ -220,7 +220,7 @@ def test_json_belongs_behind_the_command() -> None:
 
 def test_it_runs_as_a_module() -> None:
     shown = subprocess.run(
-        [sys.executable, "-m", "kernelproof.ci.bench.command", "--help"],
+        [sys.executable, "-m", "kernelproof.tests.bench", "--help"],
         capture_output=True,
         text=True,
         check=True,

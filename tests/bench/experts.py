@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import torch
 
-from ...properties.worker.memory import allocated
-from ...reference import moe
-from .results import Cell, Requirement, Results, Table
-from .times import check_agreement, interleaved, load, milliseconds, ratio
+from kernelproof.ci.bench.results import Cell, Requirement, Results, Table
+from kernelproof.properties.worker.memory import allocated
+from kernelproof.reference import moe
+from kernelproof.tests.bench.times import check_agreement, interleaved, load, milliseconds, ratio
 
 FEW_TOKENS = 16
 FEW_TO_LOOP, MANY_TO_LOOP = 1.2, 2.0

@@ -19,24 +19,24 @@ from typing import Any
 
 import torch
 
-from ...impl import ImplementationNotFoundError
-from ...impl.registry import resolve_name
-from ...properties.findings.report import ImplementationReport
-from ...properties.isolation.outcome import Outcome
-from ...properties.isolation.workers import Worker
-from ...properties.laws.general import expectation_of
-from ...properties.search.deadlines import DeadlineModel
-from ...properties.search.preparation import survey
-from ...properties.space.axes import Axes
-from ...properties.space.profiles import PROFILES
-from ...properties.space.rounds import Enough, draw_round
-from ...properties.verdicts.comparison import against_oracle
-from ...properties.verdicts.specialising import Stages
-from ...properties.worker import tasks
-from ...properties.worker.pools import open_pool
-from ...properties.worker.requests import Address
-from ...reference import AttentionProblem, Problem, problem_from_json
-from .results import Requirement, Results, Table
+from kernelproof.ci.bench.results import Requirement, Results, Table
+from kernelproof.impl import ImplementationNotFoundError
+from kernelproof.impl.registry import resolve_name
+from kernelproof.properties.findings.report import ImplementationReport
+from kernelproof.properties.isolation.outcome import Outcome
+from kernelproof.properties.isolation.workers import Worker
+from kernelproof.properties.laws.general import expectation_of
+from kernelproof.properties.search.deadlines import DeadlineModel
+from kernelproof.properties.search.preparation import survey
+from kernelproof.properties.space.axes import Axes
+from kernelproof.properties.space.profiles import PROFILES
+from kernelproof.properties.space.rounds import Enough, draw_round
+from kernelproof.properties.verdicts.comparison import against_oracle
+from kernelproof.properties.verdicts.specialising import Stages
+from kernelproof.properties.worker import tasks
+from kernelproof.properties.worker.pools import open_pool
+from kernelproof.properties.worker.requests import Address
+from kernelproof.reference import AttentionProblem, Problem, problem_from_json
 
 ONE_WORKER, SEVERAL_WORKERS = 150.0, 600.0
 """Problems a second on a GPU."""
@@ -283,7 +283,7 @@ def _judge(
 
 def _of_four(problem: Problem) -> AttentionProblem:
     """Return a problem of four requests with the lengths that were drawn, cut to the most keys."""
-    assert isinstance(problem, AttentionProblem)  # noqa: S101  `_axes` refuses other operations
+    assert isinstance(problem, AttentionProblem)
     drawn = list(zip(problem.query_lens, problem.seq_lens, strict=True)) or [(1, 1)]
     lengths = [drawn[i % len(drawn)] for i in range(REQUESTS)]
     return replace(

@@ -7,12 +7,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ...properties.isolation.workers import Worker, WorkerPool
-from ...properties.laws import find_law
-from ...properties.verdicts.specialising import Stages
-from ...properties.worker import tasks
-from ...reference import AttentionProblem
-from .results import Requirement, Results, Table
+from kernelproof.ci.bench.results import Requirement, Results, Table
+from kernelproof.properties.isolation.workers import Worker, WorkerPool
+from kernelproof.properties.laws import find_law
+from kernelproof.properties.verdicts.specialising import Stages
+from kernelproof.properties.worker import tasks
+from kernelproof.reference import AttentionProblem
 
 ROUND_TRIP = 1.0
 """Milliseconds at the median."""
