@@ -11,7 +11,10 @@ import sys
 
 # What the extra `suite` installs, by import name.
 SUITE_MODULES = frozenset(
-    {"click", "hypothesis", "jinja2", "msgspec", "packaging", "pytest", "rich", "tomli", "xdist"}
+    {
+        *("click", "hypothesis", "jinja2", "msgspec", "packaging", "pytest"),
+        *("rich", "tomli", "tomlkit", "xdist"),
+    }
 )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ...impl.targets.optional import missing
 from ..console.errors import CONFORMING, UsageRefusedError
 from ..console.help import CheckedGroup
 from ..console.lines import tell
@@ -37,8 +38,9 @@ def update(
     first failure: where a kernel has several faults, run and update again until nothing is new.
     """
     from ...fixtures import LEDGER as SHIPPED
-    from ...impl.targets.data_files import read_text
     from ...properties.findings.ledger import LedgerError, load_ledger
+
+    _need_tomlkit()
     from .editing import (
         ReportError,
         add_entry,
@@ -46,6 +48,7 @@ def update(
         failures_in,
         narrow_entry,
         passes_in,
+        read_document,
         replace_ledger,
     )
 
@@ -53,7 +56,8 @@ def update(
     try:
         new = ledger is not None and not path.exists()
         entries = () if new else load_ledger(str(path)).entries
-        text = "" if new else read_text(path, LedgerError)
+        document = read_document(path)
+        known = [entry.id for entry in entries]
         failures, passes = failures_in(data), passes_in(data, entries)
         if failures and not (reason and reason.strip()):
             message = f"--reason is missing: {len(failures)} failures are to become known"
@@ -61,15 +65,14 @@ def update(
         for entry, provider, version in passes:
             what = "no longer speaks of" if entry.versions.get(provider) else "is retired by"
             tell(f"PASSES {entry.id}: its case is right; it {what} {version or 'this run'}")
-            text = narrow_entry(text, entry, provider, version or None)
+            narrow_entry(document, entry, provider, version or None)
         with ExitStack() as undo:  # an entry that is not kept leaves no case behind
             for failure in failures:
                 name = failure.id
                 if not dry_run:
-                    text, name = add_entry(
-                        path, text, failure, str(reason).strip(), issue, entries=entries
-                    )
-                    if name not in (entry.id for entry in entries):
+                    why = str(reason).strip()
+                    name = add_entry(path, document, failure, why, issue, known=known)
+                    if name not in known:
                         case = path.parent / case_of_entry(name)
                         undo.callback(case.unlink, missing_ok=True)
                 verdict = f"{failure.status} {failure.kind} under {', '.join(failure.laws)}"
@@ -77,7 +80,7 @@ def update(
                 of = ", ".join(f"{name} = {wanted}" for name, wanted in failure.where.items())
                 tell(f"  it explains {f'problems with {of}' if of else 'every problem'}")
             if not dry_run and (failures or passes):
-                replace_ledger(path, text)
+                replace_ledger(path, document)
             undo.pop_all()
     except ReportError as error:
         message = f"{report}: {error}"
@@ -100,10 +103,17 @@ def corpus() -> None:
 def add(case: Path, folder: Path | None) -> int:
     """Put a case into the corpus: checked, without what one run found of it, and only once."""
     from ...fixtures import CORPUS
+
+    _need_tomlkit()
     from .editing import add_to_corpus
 
     tell(str(add_to_corpus(case, folder or CORPUS)))
     return CONFORMING
+
+
+def _need_tomlkit() -> None:
+    if reason := missing("tomlkit", "suite"):
+        raise UsageRefusedError(reason)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Editing a ledger as text: entries come, get narrower and go, and the rest keeps every byte.
+"""Editing a ledger: entries come, get wider or narrower and go; comments and the rest stay.
 
 An entry that comes goes behind the last one of the same implementation, so that a diff shows one
 block. What is written is read back in full before the file is replaced.
@@ -10,14 +10,19 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import tomlkit
+from tomlkit import TOMLDocument
+from tomlkit.items import AoT, Table
+
 from ...fixtures import files_of
 from ...impl.registry import BUILT_IN, built_in_provider
 from ...impl.targets.backends import FLASHINFER
+from ...impl.targets.data_files import read_text
 from ...impl.targets.registrations import canonical_name
 from ...properties.findings.cases import MUST_FAIL, loading_name
 from ...properties.findings.causes import SIZES
@@ -30,7 +35,6 @@ from ...properties.verdicts.verdict import BAD
 from ...reference import Problem, problem_from_json
 from ..console.errors import UsageRefusedError
 
-BLOCK = re.compile(r"^\[\[finding\]\]\n(?:(?!^\[\[finding\]\]|^#).*\n?)*", re.MULTILINE)
 FREE = ("seed", "request_ids", "token_ids", "query_lens", "seq_lens", "num_tokens", "num_heads",
         "head_dim")  # fmt: skip
 """Fields that say how large a problem is or what its values are, not what is special about it."""
@@ -113,28 +117,71 @@ def case_of_entry(name: str) -> str:
     return f"corpus/{name}.json"
 
 
+def read_document(path: Path) -> TOMLDocument:
+    """Return a ledger to edit, empty where there is no file yet.
+
+    The comments above an entry become part of it; tomlkit keeps them at the end of the one before.
+
+    Raises:
+        LedgerError: the file cannot be read, or its entries are no tables.
+    """
+    text = read_text(path, LedgerError) if path.exists() else ""
+    document = tomlkit.parse(text.rstrip() + "\n")
+    if not document.get("finding"):
+        document.pop("finding", None)
+        document["finding"] = tomlkit.aot()
+    entries = document["finding"]
+    if not isinstance(entries, AoT):
+        message = f"{path}: finding is a list in brackets; only [[finding]] tables can be edited"
+        raise LedgerError(message)
+    for entry, following in itertools.zip_longest(entries.body, entries.body[1:]):
+        _move(_cut_end(entry), following, document)
+    return document
+
+
+def _cut_end(entry: Table) -> str:
+    """Remove the comments and blank lines behind the last value of an entry, and return them."""
+    body = entry.value.body
+    while isinstance(body[-1][1], Table) and body[-1][1].value.body:
+        body = body[-1][1].value.body
+    count = len(list(itertools.takewhile(lambda item: item[0] is None, reversed(body))))
+    at = len(body) - count
+    end = "".join(item.as_string() for _, item in body[at:])
+    del body[at:]
+    return end
+
+
+def _move(text: str, following: Table | None, document: TOMLDocument) -> None:
+    """Put comments and blank lines in front of an entry, or at the end where none follows."""
+    if following is None:
+        document.body.extend(tomlkit.parse(text).body)
+    else:
+        following.trivia.indent = text + following.trivia.indent.lstrip("\n")
+
+
 def add_entry(
     path: Path,
-    text: str,
+    document: TOMLDocument,
     failure: Failure,
     reason: str,
     issue: str = "",
     *,
-    entries: Sequence[Entry] = (),
-) -> tuple[str, str]:
-    """Return a ledger's text that explains a failure, and the entry; write its case beside it.
+    known: Collection[str] = (),
+) -> str:
+    """Make a ledger explain a failure, with a case beside its file, and return the entry's id.
 
     An entry of the failure's name is widened where it says the same of other values; else another
-    one gets that name with a number.
+    one gets that name with a number. Only entries of ``known`` ids are widened.
     """
     failure = replace(failure, implementation=shared_name(failure.implementation, failure.id))
+    entries: AoT = document["finding"]
     names = itertools.chain([failure.id], (f"{failure.id}-{n}" for n in itertools.count(2)))
     for name in names:
-        known = next((entry for entry in entries if entry.id == name), None)
-        if known is not None and (widened := _widened(text, known, failure)) is not None:
-            return widened, name
+        found = next((entry for entry in entries.body if entry["id"] == name), None)
+        if found is not None and name in known and _widen(found, failure):
+            return name
         case = case_of_entry(name)
-        if f'id = "{name}"\n' not in text and not (path.parent / case).exists():
+        if found is None and not (path.parent / case).exists():
             break
     lines = [
         "[[finding]]",
@@ -161,38 +208,41 @@ def add_entry(
         "device": failure.device,
     }
     Output("", path.parent / case).write(content)
-    block = "\n".join(lines)
     own = [
-        found
-        for found in BLOCK.finditer(text)
-        if f"implementation = {_toml(failure.implementation)}\n" in found[0]
+        number
+        for number, entry in enumerate(entries.body, 1)
+        if entry["implementation"] == failure.implementation
     ]
-    at = own[-1].end() if own else len(text)
-    before, after = text[:at].rstrip("\n"), text[at:].lstrip("\n")
-    return f"{before}\n\n{block}" + (f"\n{after}" if after else ""), name
+    at = own[-1] if own else len(entries)
+    (new,) = tomlkit.parse("\n".join(lines))["finding"]
+    entries.insert(at, new)
+    for entry in entries.body[at : at + 2]:  # the new one, and one that follows it
+        _move("\n", entry, document)
+    return name
 
 
-def _widened(text: str, entry: Entry, failure: Failure) -> str | None:
-    """Return a ledger's text where an entry speaks of a failure too; None if it cannot."""
-    here = (failure.implementation, failure.status, failure.device, failure.versions)
-    where = _union(entry.where, failure.where)
-    if where is None or here != (entry.implementation, entry.status, entry.device, entry.versions):
-        return None
-    if bool(entry.kinds) != bool(failure.kinds) or (entry.sm and failure.sm not in entry.sm):
-        return None
-    found = next(each for each in BLOCK.finditer(text) if f'id = "{entry.id}"\n' in each[0])
-    block = found[0]
-    for name, before, after in (
-        ("laws", list(entry.laws), [*entry.laws, *failure.laws]),
-        ("kinds", list(entry.kinds), [*entry.kinds, *failure.kinds]),
-        ("where", entry.where, where),
+def _widen(entry: Table, failure: Failure) -> bool:
+    """Make an entry speak of a failure too, where it can, and return whether it does."""
+    known = entry.unwrap()
+    where = _union(known["where"], failure.where)
+    if where is None or bool(known.get("kinds")) != bool(failure.kinds):
+        return False
+    if (
+        known["implementation"] != failure.implementation
+        or known["status"] != failure.status
+        or known.get("device", "") != failure.device
+        or known.get("versions", {}) != failure.versions
+        or failure.sm not in (known.get("sm") or [failure.sm])
     ):
-        line = f"{name} = {_toml(before)}\n"
-        if before and line not in block:
-            return None  # written by hand, in lines of its own
-        wide = list(dict.fromkeys(after)) if isinstance(after, list) else after
-        block = block.replace(line, f"{name} = {_toml(wide)}\n")
-    return text[: found.start()] + block + text[found.end() :]
+        return False
+    for name, value in where.items():
+        if value != known["where"][name]:
+            entry["where"][name] = tomlkit.value(_toml(value))
+    for name, values in (("laws", failure.laws), ("kinds", failure.kinds)):
+        for value in values if known.get(name) else ():
+            if value not in entry[name]:
+                entry[name].append(value)
+    return True
 
 
 def _union(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -218,27 +268,30 @@ def _union(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any
     return found
 
 
-def narrow_entry(text: str, entry: Entry, provider: str, version: str | None) -> str:
-    """Return a ledger's text where an entry no longer speaks of a release, or is gone."""
-    found = next(each for each in BLOCK.finditer(text) if f'id = "{entry.id}"\n' in each[0])
-    known = entry.versions.get(provider)
-    if version is None or known is None:
-        return (
-            text[: found.start()].rstrip("\n") + "\n\n" + text[found.end() :].lstrip("\n")
-        ).rstrip("\n") + "\n"
-    block = found[0].replace(f'"{known}"', f'"{known},!={version}"')
-    return text[: found.start()] + block + text[found.end() :]
+def narrow_entry(document: TOMLDocument, entry: Entry, provider: str, version: str | None) -> None:
+    """Make a ledger's entry speak no longer of a release, or remove it; its comments stay."""
+    entries: AoT = document["finding"]
+    at = next(n for n, each in enumerate(entries.body) if each["id"] == entry.id)
+    versions = entries[at].get("versions", {})
+    if version is not None and provider in versions:
+        versions[provider] = f"{versions[provider]},!={version}"
+        return
+    comments = entries[at].trivia.indent
+    del entries[at]
+    _move(comments, next(iter(entries.body[at:]), None), document)
 
 
-def replace_ledger(path: Path, text: str) -> None:
+def replace_ledger(path: Path, document: TOMLDocument) -> None:
     """Write a ledger once it reads back in full, with its cases.
 
     Raises:
         LedgerError: it does not.
     """
+    if not document["finding"]:
+        document.pop("finding")  # it would be written as a list in brackets
     draft = path.with_name(f".{path.name}.draft")
     try:
-        Output("", draft).write(text)
+        Output("", draft).write(tomlkit.dumps(document).strip("\n") + "\n")
         read_expectations(str(draft))
         draft.replace(path)
     finally:

@@ -1,18 +1,20 @@
-"""The ledger and the corpus are edited as text, and what is written reads back."""
+"""The ledger and the corpus are edited, comments stay, and what is written reads back."""
 
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomlkit
 
 from kernelproof.ci.cli import main
 from kernelproof.ci.ledger import editing
-from kernelproof.ci.ledger.editing import BLOCK
-from kernelproof.fixtures import CORPUS, LEDGER
+from kernelproof.fixtures import LEDGER
+from kernelproof.impl.targets.optional import missing
 from kernelproof.properties.findings.files import OutputError
 from kernelproof.properties.findings.ledger import Entry, load_ledger, read_case
 from kernelproof.properties.space.profiles import PROFILES
@@ -484,7 +486,108 @@ def test_a_case_of_the_shipped_corpus_goes_by_its_name(
     assert f"{name}: law is missing" in capsys.readouterr().err
 
 
-def test_the_shipped_ledger_is_made_of_blocks() -> None:
-    text = LEDGER.read_text(encoding="utf-8")
-    assert len(BLOCK.findall(text)) == len(load_ledger().entries)
-    assert CORPUS.is_dir()
+ODD = """# head
+  [[finding]] # an odd one
+id='flashinfer-cascade-parity-nan'
+implementation   =   "flashinfer-cascade" # whose
+laws = [ # under these
+  "parity", # at first
+]
+status = "FAIL"
+kinds = ["nan"]
+device = "cuda"
+case = "corpus/flashinfer-cascade-empty.json"
+reason = \"\"\"
+It divides.
+# This is no comment.
+\"\"\"
+versions.flashinfer = "==0.7.2"
+[finding.where] # this one
+# The least is not known.
+num_tokens = { min = 9 }
+
+
+# What follows is another's.
+"""
+
+
+def test_comments_and_spacing_of_a_ledger_stay(ledger: Path) -> None:
+    other = OTHER.rstrip("\n")  # no newline at its end
+    ledger.write_text(ODD + other)
+    content = {**case("flashinfer-cascade"), "problem": MergeProblem(num_tokens=9).to_json()}
+    (ledger.parent / "corpus" / "flashinfer-cascade-empty.json").write_text(json.dumps(content))
+    cause = {"values": {"num_tokens": {"min": 5}}, "failing": 5, "passing": 0, "others": 9}
+    more = {"laws": ["parity", "soak"], "kinds": ["nan"], "cause": cause}
+    new = finding(MergeProblem(regime="shifted"), kind="numeric")
+    report(ledger.parent, finding(MergeProblem(num_tokens=5), **more), new)
+    assert update(ledger, "--reason", "It rounds.") == 0
+    before, comment, after = ODD.partition("\n\n# What follows is another's.\n")
+    wide = before.replace("min = 9", "min = 5").replace(
+        '"parity", # at first\n', '"parity", # at first\n  "soak",\n'
+    )
+    text = ledger.read_text()
+    assert text.startswith(wide)
+    assert text.endswith(comment + after + OTHER)
+    first, added, _ = load_ledger(str(ledger)).entries
+    assert (first.laws, first.where) == (("parity", "soak"), {"num_tokens": {"min": 5}})
+    assert added.where == {"regime": "shifted"}
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_retired_entry_leaves_the_comments_around_it(ledger: Path, number: int) -> None:
+    names = ("flashinfer-cascade-empty", "other-empty", "third-empty")
+    third = OTHER.replace("other", "third")
+    blocks = [ENTRY.replace('versions = { flashinfer = ">=0.6" }\n', ""), OTHER, third]
+    comments = [f"# Above {name}.\n" for name in names]
+    (ledger.parent / "corpus" / "third-empty.json").write_text(json.dumps(case("third")))
+    ledger.write_text("\n".join(map("".join, zip(comments, blocks, strict=True))) + "# The end.\n")
+    passing = finding(EMPTY, kind="unexpected_pass", contradicts=names[number])
+    report(ledger.parent, passing)
+    assert update(ledger) == 0
+    text = ledger.read_text()
+    assert all(comment in text for comment in [*comments, "# The end.\n"])
+    assert all((block in text) == (n != number) for n, block in enumerate(blocks))
+    assert [each.id for each in load_ledger(str(ledger)).entries] == [
+        name for n, name in enumerate(names) if n != number
+    ]
+
+
+def test_the_last_entry_is_retired_and_another_one_comes(ledger: Path) -> None:
+    ledger.write_text(HEAD + OTHER)
+    report(ledger.parent, finding(EMPTY, kind="unexpected_pass", contradicts="other-empty"))
+    assert update(ledger) == 0
+    assert ledger.read_text() == HEAD.rstrip("\n") + "\n"
+    report(ledger.parent, finding(EMPTY))
+    assert update(ledger, "--reason", "It divides by zero.") == 0
+    assert ledger.read_text().startswith(f"{HEAD}[[finding]]\n")
+
+
+def test_the_shipped_ledger_keeps_every_byte() -> None:
+    document = editing.read_document(LEDGER)
+    assert tomlkit.dumps(document) == LEDGER.read_text(encoding="utf-8")
+
+
+def test_a_list_in_brackets_is_not_edited(ledger: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written = (
+        'finding = [{ id = "a", implementation = "b", reason = "c", status = "HANG", where = {} }]'
+    )
+    ledger.write_text(written)
+    report(ledger.parent, finding(EMPTY))
+    assert update(ledger, "--reason", "It divides by zero.") == 2
+    assert "ledger.toml: finding is a list in brackets" in capsys.readouterr().err
+    assert ledger.read_text() == written
+    ledger.write_text("finding = []")
+    assert update(ledger, "--reason", "It divides by zero.") == 0
+    assert len(load_ledger(str(ledger)).entries) == 1
+
+
+def test_without_tomlkit_nothing_is_edited(
+    ledger: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report(ledger.parent, finding(EMPTY))
+    missing.cache_clear()
+    monkeypatch.setitem(sys.modules, "tomlkit", None)
+    assert update(ledger, "--reason", "It divides by zero.") == 2
+    said = "tomlkit cannot be imported (tomlkit is missing): python -m pip install"
+    assert said in " ".join(capsys.readouterr().err.split())
+    missing.cache_clear()
