@@ -34,7 +34,7 @@ from .check.engine_folders import from_option
 from .check.run_options import CASES, DEVICES, DISTRUST, RUN_SECTIONS, run_options
 from .console.choices import Choice
 from .console.completion import among, implementation_names
-from .console.errors import CONFORMING, INTERRUPTED, MACHINE, USAGE, UsageRefusedError
+from .console.errors import CONFORMING, INTERRUPTED, MACHINE, USAGE
 from .console.help import SectionedCommand, SectionedGroup
 from .console.lines import tell
 from .console.outputs import Outputs, output_option, refuse_shared_files
@@ -146,22 +146,9 @@ def check(
         message = "--rules goes with --gating"
         raise click.UsageError(message)
     _refuse_resume(options)
-    if not options["outputs"].paths:  # else the reports say it too
-        _refuse_unknown(implementations)
     from .check.checking import Request, examine
 
     return examine(Request(implementations, operation=operation, **options, command=_command()))
-
-
-def _refuse_unknown(implementations: Sequence[str]) -> None:
-    """Refuse a name that leads nowhere before torch is imported, which takes seconds."""
-    from ..impl.registry import ImplementationNotFoundError, check_name
-
-    try:
-        for name in implementations:
-            check_name(name)
-    except ImplementationNotFoundError as error:
-        raise UsageRefusedError(str(error)) from error
 
 
 @cli.command(

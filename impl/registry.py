@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import io
-import keyword
-import re
 import sys
 import sysconfig
-import tokenize
 import traceback
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,12 +16,6 @@ from .targets.registrations import Registration, registrations
 if TYPE_CHECKING:
     from .protocol import Implementation, Operation
 
-MAKES_NAMES = {
-    *("__dict__", "__getattr__", "eval", "exec", "globals", "locals", "modules", "setattr", "vars"),
-}
-"""Names in a source that may give its module others, which the source does not write."""
-MAKES_MODULES = re.compile(r"\b(__path__|modules|meta_path)\b")
-"""Names in a package's source that may give it modules of which there is no file."""
 NOT_OF_USERS = (
     str(Path(__file__).parents[1]),
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
@@ -277,88 +265,6 @@ def built_in_provider(name: str) -> str | None:
 def built_in_compiler(name: str) -> str | None:
     """Return what compiles a built-in implementation's kernels, None for any other name."""
     return find_implementation(name).compiler if name in BUILT_IN else None
-
-
-def check_name(name: str) -> None:
-    """Raise where there is no file, module or function of this name, without importing it.
-
-    Raises:
-        ImplementationNotFoundError: there is none.
-    """
-    reference = resolve_name(name)
-    module_name = _on_path(reference.rpartition(":")[0], reference)
-    spec = _locate(module_name, reference)
-    attribute = reference.rpartition(":")[2].partition(".")[0]
-    names = _names_in(_source_of(spec))
-    places = spec.submodule_search_locations if spec else None
-    if places is not None and _spec_of(f"{module_name}.{attribute}", places):
-        return  # a package has its modules as names, once anything has imported them
-    if names and attribute not in names:
-        why = f"module {module_name!r} has no {attribute!r}; {did_you_mean(attribute, names)}"
-        raise ImplementationNotFoundError(reference, why.rstrip("; "))
-
-
-def _locate(module_name: str, reference: str) -> ModuleSpec | None:
-    """Find a module and import nothing, as the import system would import its packages first.
-
-    Returns:
-        Where it is; None where only an import can tell.
-
-    Raises:
-        ImplementationNotFoundError: there is no such module.
-    """
-    if module_name in sys.modules:
-        return None
-    spec: ModuleSpec | None = None
-    parts = module_name.split(".")
-    for count in range(1, len(parts) + 1):
-        if MAKES_MODULES.search(_source_of(spec)):
-            return None
-        places = spec.submodule_search_locations if spec else None
-        found = None
-        if not spec or places is not None:
-            found = _spec_of(".".join(parts[:count]), places)
-        if found is None:
-            why = f"there is no module {module_name!r} (searched sys.path)"
-            raise ImplementationNotFoundError(reference, why)
-        spec = found
-    return spec
-
-
-def _spec_of(name: str, places: Sequence[str] | None) -> ModuleSpec | None:
-    for finder in sys.meta_path:
-        if (found := finder.find_spec(name, places)) is not None:
-            return found
-    return None
-
-
-def _source_of(spec: ModuleSpec | None) -> str:
-    """Return the source of a module of Python; nothing for any other."""
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        return ""
-    try:
-        return Path(spec.origin).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
-def _names_in(source: str) -> set[str]:
-    """Return every name in a source; nothing where it may make more of them when it runs.
-
-    A name that the source never writes cannot be the module's, unless it is made by code: by a
-    star, ``globals()``, ``__getattr__`` and their like, or by what is given the module's name.
-    """
-    try:
-        tokens = {
-            token.string
-            for token in tokenize.generate_tokens(io.StringIO(source).readline)
-            if token.type == tokenize.NAME and not keyword.iskeyword(token.string)
-        }
-    except (SyntaxError, tokenize.TokenError):
-        return set()
-    starred = re.search(r"import\s+\(?\s*\*", source)
-    named = re.search(r"(?<!getLogger)\(\s*__name__\b", source)
-    return set() if starred or named or tokens & MAKES_NAMES else tokens
 
 
 def _on_path(module_name: str, reference: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...impl import ImplementationNotFoundError
-from ...impl.registry import check_name
+from ...impl.registry import resolve_name
 from ...properties.findings.corpus import Case, open_corpus
 from ...properties.findings.ledger import Ledger, LedgerError
 from ...properties.laws import find_law
@@ -30,7 +30,7 @@ def check_laws(names: Sequence[str]) -> None:
 
 
 def check_implementations(names: Sequence[str], option: str = "") -> None:
-    """Refuse a name that leads to no implementation.
+    """Refuse a name that is neither registered nor a MODULE:NAME.
 
     Args:
         names: MODULE:NAME, or registered ones.
@@ -41,7 +41,7 @@ def check_implementations(names: Sequence[str], option: str = "") -> None:
     """
     try:
         for name in names:
-            check_name(name)
+            resolve_name(name)
     except ImplementationNotFoundError as error:
         message = f"{option}: {error}" if option else str(error)
         raise UsageRefusedError(message) from error
