@@ -50,4 +50,4 @@ one, two = (json.loads(pathlib.Path(sys.argv[1], f"{name}.json").read_text())
 print(f"one GPU {one['seconds']:.1f} s, {one['judged']} problems; two GPUs {two['seconds']:.1f} s, "
       f"{two['judged']} problems: {one['seconds'] / two['seconds']:.2f} times as fast")
 PYTHON
-"$python" -m kernelproof.ci.fleet.simulation "$folder/one.json" --gpus 2 --measured "$folder/two.json"
+"$python" "$(dirname "$0")/../tests/bench/fleet_simulation.py" "$folder/one.json" --gpus 2 --measured "$folder/two.json"

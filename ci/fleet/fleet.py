@@ -17,8 +17,7 @@ from ...properties.search.plan import Plan, first_laws, laws_planned
 from ...properties.search.progress import Progress
 from ...properties.space.profiles import Cost
 from .journal import Journal
-from .units import Job, Unit, UnitResult
-from .work import Work
+from .units import Job, Unit, UnitResult, Work
 
 TICK_SECONDS = 0.2
 """Most seconds between two checks whether the run is to end early."""

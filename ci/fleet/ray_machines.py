@@ -23,9 +23,8 @@ from ...fixtures.suggestions import how_to_install
 from ..console.errors import MachineError, UsageRefusedError
 from ..console.signals import ENDINGS
 from .fleet import GRACE_SECONDS, Ended, Event
-from .probing import Facts, look
 from .ray_tasks import Bus, carry_out
-from .shipping import packed
+from .shipping import Facts, look, packed
 from .units import Job, Unit
 
 CONNECT_SECONDS, JOIN_SECONDS = 5.0, 60.0

@@ -1,10 +1,15 @@
-"""What a cluster's machines are sent: this Kernelproof, and folders of releases under test."""
+"""What a cluster's machines are sent, and what each of them can run.
+
+It imports nothing that a machine may lack.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...fixtures import FOLDER
@@ -44,3 +49,34 @@ def unpack() -> None:
     if found is not None and found.submodule_search_locations:
         place = Path(next(iter(found.submodule_search_locations)))
         os.environ[FROM] = os.pathsep.join(map(str, sorted(place.iterdir())))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A machine.
+
+    Attributes:
+        refusal: why it cannot be used; empty where it can.
+        sm: compute capability of its GPU, such as 90; None without one.
+        jobs: units that share one GPU.
+        python: its version.
+    """
+
+    refusal: str = ""
+    sm: int | None = None
+    jobs: int = 1
+    python: str = ""
+
+
+def look(device: str) -> Facts:
+    """Return what this machine can run on a device."""
+    python = platform.python_version()
+    try:
+        from ...impl import Target, UnsupportedError
+        from ...properties.search.engine import usual_jobs  # and with it all that a unit needs
+    except ImportError as error:
+        return Facts(f"it has no {error.name or error}", python=python)
+    try:
+        return Facts("", Target.here(device).sm, usual_jobs(device), python)
+    except UnsupportedError as error:
+        return Facts(str(error), python=python)

@@ -1,22 +1,36 @@
-"""The unit of work of a fleet: some laws on one implementation, on one kind of machine."""
+"""The units of work of a fleet, each some laws on one implementation, on one kind of machine.
+
+A unit is carried out by ``run_unit``; ``Work`` divides an implementation into units, says which of
+them may begin, and makes its report of their results.
+"""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from msgspec import structs
 
 from ...fixtures import FOLDER
+from ...impl.registry import resolve_name
+from ...properties.findings.coverage import Coverage, Gap
 from ...properties.findings.ledger import Ledger
-from ...properties.findings.report import ImplementationReport, RunReport
+from ...properties.findings.report import (
+    CorpusReport,
+    ImplementationReport,
+    LawReport,
+    RunReport,
+)
 from ...properties.laws import Law
 from ...properties.search.building import Claim
+from ...properties.search.coverage import Reached
 from ...properties.search.engine import Run, usual_jobs
-from ...properties.search.plan import NOTHING, Learned, Part, Plan, first_laws
+from ...properties.search.plan import NOTHING, Learned, Part, Plan, first_laws, laws_planned
 from ...properties.search.progress import Progress
 from ...properties.space.axes import Axes
 from ...properties.space.profiles import Cost
@@ -185,3 +199,158 @@ def _here(job: Job, path: Path) -> Path:
     if job.fixtures in path.parents:
         return FOLDER / path.relative_to(job.fixtures)
     return path
+
+
+class Work:
+    """One implementation on one chip.
+
+    Its first unit begins alone: it says whether the implementation can be judged there at all,
+    builds its modules, and measures what laws cost, which decides how large the later units are.
+    They begin together, as if the laws before them found nothing. Where one does find something,
+    the units after it run again, one after another: the report is that of one process.
+
+    Args:
+        chip: the kind of machine.
+        name: the implementation's, or MODULE:NAME.
+        plan: of the whole run.
+    """
+
+    def __init__(self, chip: str, name: str, plan: Plan) -> None:
+        self.chip, self._name, self._plan = chip, name, plan
+        self._blank = ImplementationReport(name, resolve_name(name))
+        self._shown: dict[int, dict[str, LawReport]] = {}
+        self._results: dict[int, UnitResult] = {}
+        self._units: list[Unit] = [Unit(chip, name)]
+        self._begun: set[int] = set()
+        self.error = ""
+        """Why a unit has no result."""
+        self.seconds: dict[int, float] = {}
+
+    def ready(self) -> list[Unit]:
+        """Return the units that may begin and have not, and count them as begun."""
+        units = []
+        for number, unit in enumerate(self._units):
+            if number not in self._begun and (not number or 0 in self._results):
+                learned = self._learned_before(number)
+                whole = all(each in self._results for each in range(number))
+                if whole or not (learned.smallest or learned.deadly):
+                    self._begun.add(number)
+                    units.append(replace(unit, learned=learned))
+        self._units = [next((new for new in units if new.number == old.number), old)
+                       for old in self._units]  # fmt: skip
+        return units
+
+    def rank(self, unit: Unit) -> tuple[int, float]:
+        """Return the place of a unit in the queue: breadth first, then the longest."""
+        return unit.number, -self.seconds.get(unit.number, 0.0)
+
+    def show(self, unit: Unit, law: LawReport) -> bool:
+        """Keep what a law of a unit under way has found; whether it is new."""
+        shown = self._shown.setdefault(unit.number, {})
+        if not self._is_current(unit) or unit.number in self._results or law.law in shown:
+            return False
+        shown[law.law] = law
+        return True
+
+    def take(self, unit: Unit, result: UnitResult) -> list[LawReport] | None:
+        """Take the result of a unit; None for one that had to run again, whose result is dropped.
+
+        Returns:
+            The laws that were not shown before.
+        """
+        if not self._is_current(unit) or unit.number in self._results:
+            return None
+        self._results[unit.number] = result
+        report = result.report
+        # Findings that were shown stay the same objects: what was said of them is kept by identity.
+        shown = self._shown.pop(unit.number, {})
+        new = [law for law in report.laws if law.law not in shown]
+        report.laws = [shown.get(law.law, law) for law in report.laws]
+        if not unit.number and not (report.error or report.refusal):
+            self._divide(result)
+        if result.learned.smallest or result.learned.deadly:
+            for later in range(unit.number + 1, len(self._units)):
+                self._results.pop(later, None)
+                self._shown.pop(later, None)
+                self._begun.discard(later)
+        return new
+
+    def again(self, unit: Unit, node: str = "") -> None:
+        """Let a unit begin again that was lost with its machine, or is to run on another."""
+        if self._is_current(unit):
+            self._units[unit.number] = replace(unit, node=node or unit.node)
+            self._shown.pop(unit.number, None)
+            self._begun.discard(unit.number)
+
+    def _is_current(self, unit: Unit) -> bool:
+        return unit.number in self._begun and self._units[unit.number] == unit
+
+    def _divide(self, first: UnitResult) -> None:
+        laws = laws_planned(self._plan, first.report.operation)
+        seconds = sum(law.seconds for law in first.report.laws)
+        node = first.node if first.report.modules else ""
+        for number, names in enumerate(later_laws(laws, seconds), 1):
+            unit = Unit(self.chip, self._name, number, names, costs=dict(first.costs), node=node)
+            self._units.append(unit)
+            self.seconds[number] = sum(law.weight for law in laws if law.name in names)
+
+    def _learned_before(self, number: int) -> Learned:
+        found = [self._results[each].learned for each in range(number) if each in self._results]
+        return Learned(
+            tuple(itertools.chain.from_iterable(each.smallest for each in found)),
+            tuple(itertools.chain.from_iterable(each.deadly for each in found)),
+        )
+
+    @cached_property
+    def final(self) -> ImplementationReport:
+        """The report once nothing more comes: laws without a result are named in it."""
+        report = self.report()
+        self._complete(report)
+        return report
+
+    def report(self) -> ImplementationReport:
+        """Return the report as far as it is known."""
+        results = [self._results[number] for number in sorted(self._results)]
+        parts = [result.report for result in results]
+        laws = [law for part in parts for law in part.laws]
+        laws += [law for shown in self._shown.values() for law in shown.values()]
+        if not parts:
+            merged = replace(self._blank, laws=laws)
+        else:
+            merged = replace(
+                parts[0],
+                laws=laws,
+                replayed=[each for part in parts for each in part.replayed],
+                corpus=sum((part.corpus for part in parts), CorpusReport()),
+                error=next((part.error for part in parts if part.error), ""),
+                suite_failed=any(part.suite_failed for part in parts),
+                left=[left for part in parts for left in part.left],
+                build_seconds=sum(part.build_seconds for part in parts),
+                seconds=sum(part.seconds for part in parts),
+            )
+        if self.error:
+            merged.fail(self.error)
+        return merged
+
+    def _complete(self, merged: ImplementationReport) -> None:
+        laws = laws_planned(self._plan, merged.operation)
+        known = {law.law: law for law in merged.laws}
+        if not (merged.error or merged.refusal):
+            merged.laws = [
+                known.get(law.name) or LawReport(law.name, floor=law.floor, ended="stopped")
+                for law in laws
+            ]
+        axes = next(
+            (result.axes for result in self._results.values() if result.axes is not None), None
+        )
+        if axes is None:
+            if not (merged.error or merged.refusal):
+                merged.coverage = Coverage(len(laws), gaps=(Gap("law", "any law"),))
+            return
+        reached = Reached(axes, merged.declared)
+        for law in merged.laws:
+            reached.include(law)
+        merged.coverage = reached.coverage(laws, merged.laws)
+        merged.claimed_space = reached.claimed_space()
+        for law in merged.laws:
+            law.forget(all_of_them=law.finding is None)

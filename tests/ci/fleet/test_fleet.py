@@ -15,8 +15,7 @@ import pytest
 from kernelproof.ci.console.errors import UsageRefusedError
 from kernelproof.ci.fleet.fleet import Ended, Event, Fleet
 from kernelproof.ci.fleet.journal import Journal
-from kernelproof.ci.fleet.units import Job, Unit, UnitResult, run_unit
-from kernelproof.ci.fleet.work import Work
+from kernelproof.ci.fleet.units import Job, Unit, UnitResult, Work, run_unit
 from kernelproof.properties.findings.cases import CaseWriter
 from kernelproof.properties.findings.ledger import Ledger
 from kernelproof.properties.findings.report import (
@@ -167,7 +166,7 @@ def test_units_after_one_that_finds_something_run_again_and_know_it(
 ) -> None:
     names = [law.name for law in laws_planned(made_up_plan(), "merge_state")]
     cut = [(names[-3],), (names[-2],), (names[-1],)]
-    monkeypatch.setattr("kernelproof.ci.fleet.work.later_laws", lambda *_: cut)
+    monkeypatch.setattr("kernelproof.ci.fleet.units.later_laws", lambda *_: cut)
     machines = MadeUp(broken=names[-2])
     (report,) = Fleet(made_up_plan(), machines).execute().implementations
     assert [unit.number for unit in machines.ran] == [0, 1, 2, 3, 3]
@@ -181,7 +180,7 @@ def test_what_comes_late_of_a_unit_that_is_to_begin_again_is_not_taken(
     plan = made_up_plan()
     names = [law.name for law in laws_planned(plan, "merge_state")]
     cut = [(names[-3],), (names[-2],), (names[-1],)]
-    monkeypatch.setattr("kernelproof.ci.fleet.work.later_laws", lambda *_: cut)
+    monkeypatch.setattr("kernelproof.ci.fleet.units.later_laws", lambda *_: cut)
     work, nothing = Work("cpu", "m:made_up", plan), Learned()
 
     def taken(unit: Unit, learned: Learned = nothing) -> bool:

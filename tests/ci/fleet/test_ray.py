@@ -19,9 +19,9 @@ from kernelproof.ci.bump.command import Request
 from kernelproof.ci.console.errors import MachineError
 from kernelproof.ci.fleet import ray_machines
 from kernelproof.ci.fleet.fleet import Ended, Event
-from kernelproof.ci.fleet.probing import Facts
 from kernelproof.ci.fleet.ray_machines import Node, RayMachines, compilers_each, connected
 from kernelproof.ci.fleet.ray_tasks import Bus
+from kernelproof.ci.fleet.shipping import Facts
 from kernelproof.ci.fleet.units import Job, Unit
 from kernelproof.properties.search.plan import Plan
 from kernelproof.properties.space.profiles import PROFILES

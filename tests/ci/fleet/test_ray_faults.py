@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kernelproof.ci.bump.report.merging import join
-from kernelproof.ci.fleet.simulation import simulated, units_of
 from kernelproof.properties.findings.files import dumps
+from kernelproof.tests.bench.fleet_simulation import simulated, units_of
 from kernelproof.tests.ci.bump import test_command
 
 if TYPE_CHECKING:

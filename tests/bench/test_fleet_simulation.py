@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kernelproof.ci.fleet.simulation import Took, main, simulated, units_of
 from kernelproof.fixtures import FOLDER
+from kernelproof.tests.bench.fleet_simulation import Took, main, simulated, units_of
 
 H200 = FOLDER / "evidence" / "h200-gate-0.7.2.post1.json"
 UNITS = [Took("a", 0, 10.0), Took("b", 0, 5.0), Took("a", 1, 4.0), Took("b", 1, 6.0),

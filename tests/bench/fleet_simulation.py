@@ -1,6 +1,6 @@
-"""What a night on many GPUs takes by the clock, computed from what units took in an earlier run.
+"""What a night on many GPUs takes, computed from what units took in an earlier run.
 
-    python -m kernelproof.ci.fleet.simulation report.json --chips 8 --releases 3
+    python tests/bench/fleet_simulation.py report.json --chips 8 --releases 3
 
 Units begin as a fleet begins them: each as soon as one of its chip's places is free, the first of
 all implementations before later ones, the longest first.
@@ -18,9 +18,9 @@ from typing import Any
 
 import click
 
-from ...properties.laws import laws_of
-from ...properties.search.plan import first_laws
-from .units import later_laws
+from kernelproof.ci.fleet.units import later_laws
+from kernelproof.properties.laws import laws_of
+from kernelproof.properties.search.plan import first_laws
 
 START_SECONDS = 12.0
 """Seconds of a unit beside its laws, where the report is of a run without Ray: 11.8 and 12.6 were
