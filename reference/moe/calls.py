@@ -250,7 +250,7 @@ def _checked_first(
     options: MoEOptions,
 ) -> tuple[Matrix, Matrix]:
     """Return the weights of the only product, and what stands for those of a second one."""
-    first = checked_matrix(name13, w13, "experts rows hidden")
+    first = checked_matrix(name13, w13, "experts rows hidden", interleaved=options.interleaved)
     check_same(name13, "columns", first.columns, "hidden", hidden.columns)
     experts, rows = first.values.shape[:2]
     inter = rows // 2 if activation_of(options.activation).gated else rows

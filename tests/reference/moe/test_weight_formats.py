@@ -277,6 +277,22 @@ def test_gate_and_up_have_global_scales_of_their_own() -> None:
     assert list(alone.global_scale.shape) == [4], "there is no gate"
 
 
+@pytest.mark.parametrize("one_product", [False, True])
+def test_global_scales_follow_rows_that_alternate(one_product: bool) -> None:
+    problem = replace(
+        SMALL, quantized="nvfp4_gate_up", interleaved=True, num_experts=4, one_product=one_product
+    )
+    inputs = inputs_of(problem)
+    w13 = codes_of(inputs.w13)
+    apart = w13._replace(
+        codes=torch.cat([w13.codes[:, ::2], w13.codes[:, 1::2]], dim=1),
+        scales=torch.cat([w13.scales[:, ::2], w13.scales[:, 1::2]], dim=1),
+    )
+    answer = oracle.experts(inputs)
+    assert bool((answer != 0).any())
+    assert torch.equal(answer, oracle.experts(replace(inputs, w13=apart, interleaved=False)))
+
+
 def test_the_least_code_of_int8_is_read_as_it_is() -> None:
     codes = torch.full((1, 2, 4), -128, dtype=torch.int8)
     matrix = QuantizedMatrix(codes, torch.tensor([0.5]), MatrixFormat("int8", "tensor"))
