@@ -54,12 +54,11 @@ engine-faults: setup engines ## Each fault in vLLM's and SGLang's kernels by a w
 	$(BIN)/python tests/faults/engine_faults.py $(FAULT_FLAGS)
 
 .PHONY: score-evidence
-# One file an operation: a new law or seeded bug of merging asks for that operation's alone.
-score-evidence: setup ## The kept scores, fixtures/evidence/score-*.json (OPERATION=merge_state; default: all)
-	@status=0; for operation in $(or $(OPERATION),$$($(BIN)/python -c '$(OPERATIONS_SCORED)')); do \
-	  $(BIN)/kernelproof score --profile gate --operation $$operation \
-	    --json fixtures/evidence/score-$$operation.json $(SCORE_FLAGS) || status=$$?; \
-	done; exit $$status
+# A new bug is added without the others: BUG=its-name.
+score-evidence: setup ## Scores into fixtures/evidence (BUG=NAME or OPERATION=merge_state; default: all)
+	@run=$$(mktemp) && $(BIN)/kernelproof score --profile gate --json $$run \
+	    $(addprefix --bug ,$(BUG)) $(addprefix --operation ,$(OPERATION)) $(SCORE_FLAGS) && \
+	  $(BIN)/python -m kernelproof.ci.evidence $$run; status=$$?; rm -f $$run; exit $$status
 
 .PHONY: faults
 faults: setup-test ## Misbehaving kernels beside honest ones (RUNS=1000 SEED=7: at random)
@@ -169,8 +168,6 @@ $(VENV)/.installed-dev: $(VENV)/.created $(PINS)
 	@touch $(VENV)/.installed-gate $(VENV)/.installed-test $@
 
 comma := ,
-OPERATIONS_SCORED := from kernelproof.properties.seeded import CATALOGUE; \
-  print(*dict.fromkeys(bug.operation for bug in CATALOGUE))
 
 # mypy follows no import hook, as an editable install uses one; a link of the package's name it does.
 .build/kernelproof:

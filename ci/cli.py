@@ -38,7 +38,6 @@ from .console.errors import CONFORMING, INTERRUPTED, MACHINE, USAGE
 from .console.help import SectionedCommand, SectionedGroup
 from .console.lines import tell
 from .console.outputs import Outputs, output_option, refuse_shared_files
-from .evidence.command import evidence
 from .ledger.command import corpus, expectations
 from .releases.packages import PACKAGES
 from .score.command import score
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "Commands": ("check", "gate", "bump", "support", "replay", "new", "list"),
     "Reports and known findings": ("merge", "expectations", "corpus"),
-    "For maintainers of Kernelproof": ("score", "bench", "evidence"),
+    "For maintainers of Kernelproof": ("score", "bench"),
 }
 
 
@@ -337,7 +336,6 @@ def list_command(device: str, outputs: Outputs, *, as_json: bool) -> int:
 cli.add_command(score)
 cli.add_command(bench)
 cli.add_command(support)
-cli.add_command(evidence)
 cli.add_command(merge)
 cli.add_command(expectations)
 cli.add_command(corpus)

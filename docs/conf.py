@@ -47,8 +47,8 @@ html_permalinks_icon = "#"
 linkcheck_timeout = 20
 linkcheck_anchors_ignore_for_url = [r"https://github\.com/.*"]
 
-# What docs/bump.md links to as an example: the page of a comparison that is kept.
-_EXAMPLE = _ROOT / "fixtures" / "evidence" / "bump-h200.json"
+# What docs/bump.md links to as an example: the page of a part of a comparison.
+_EXAMPLE = _ROOT / "tests" / "ci" / "bump" / "report.json"
 
 # One entry of a docstring may describe several arguments.
 _SEVERAL = re.compile(r"^ {4,}\w+(?:,\s+\w+)+:", re.MULTILINE)

@@ -29,6 +29,7 @@ from ...properties.isolation.machine import cores
 from ...properties.isolation.spawning import kill_children
 from ...properties.space.profiles import PROFILES, asked_for
 from ..console.errors import INCOMPLETE, INTERRUPTED, MachineError, UsageRefusedError
+from ..console.evidence_file import as_evidence
 from ..console.outputs import Outputs
 from ..console.selection import check_implementations, check_laws, corpus_of, only_of
 from ..console.terminal import console
@@ -58,7 +59,6 @@ from .behaviour.watching import Progress, progress
 from .options import refuse_empty
 from .report.contents import refused, to_json, with_actions
 from .report.display import print_report
-from .report.evidence import kept
 from .report.junit import to_junit
 from .report.markdown import to_markdown
 from .report.page import to_page
@@ -146,8 +146,14 @@ RENDER: Mapping[str, Callable[[dict[str, Any]], str]] = {
     "--junit": to_junit,
     "--markdown": to_markdown,
     "--html": to_page,
-    "--evidence": lambda report: dumps(kept(report)),
+    "--evidence": lambda report: dumps(_kept(report)),
 }
+
+
+def _kept(report: dict[str, Any]) -> dict[str, Any]:
+    """Return a report without replay commands, traces and paths of the machine."""
+    found: dict[str, Any] = as_evidence(report)
+    return {**found, "findings": [{**each, "replay": {}} for each in found["findings"]]}
 
 
 def bump(request: Request) -> int:

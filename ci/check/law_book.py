@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from ...fixtures import EVIDENCE, files_of
-from ...impl import Target
+from ...fixtures import CAUGHT
 from ...impl.targets.data_files import read_json
 from ...properties.findings.ledger import Entry, load_ledger
 from ...properties.laws import LAWS, Law
 from ...properties.seeded import BUGS, triton_bugs
 from ...properties.seeded.catalogue import SeededBug
 from ...properties.verdicts.text import count_of
-from ...properties.verdicts.verdict import Verdict
-from ...reference import problem_from_json
-from ..bump.report.contents import SCHEMA as BUMP
-from ..reports.json_report import SCHEMA as REPORT
 
 HEAD = """\
 # The law book
@@ -35,38 +29,11 @@ def law_book() -> str:
     """Return the page as Markdown."""
     entries = load_ledger().entries
     laws = {entry.id: {*entry.laws, *(entry.load_case() or ())[:1]} for entry in entries}
-    for entry, law in _kept(entries):
-        laws[entry.id].add(law)
+    kept = read_json(CAUGHT, ValueError)
+    for entry in entries:
+        laws[entry.id].update(kept.get(entry.id, ()))
     caught = {law.name: [each for each in entries if law.name in laws[each.id]] for law in LAWS}
     return "\n".join([HEAD, *("\n".join(_section(law, caught[law.name])) for law in LAWS)])
-
-
-def _kept(entries: Sequence[Entry]) -> Iterator[tuple[Entry, str]]:
-    """Yield the entries that explain a finding of a kept run, with each law of that finding."""
-    by_id = {entry.id: entry for entry in entries}
-    for path in files_of(EVIDENCE):
-        run = read_json(path, ValueError)
-        if run.get("schema") == BUMP:
-            for found in run["findings"]:
-                if (known := by_id.get(found["entry"])) is not None:
-                    yield from ((known, law) for law in found["laws"])
-        elif run.get("schema") == REPORT:
-            names = ("device", "sm", "flashinfer", "triton", "torch")
-            target = Target(**{name: run["target"].get(name) for name in names})
-            for found in run["findings"]:
-                yield from ((entry, found["law"]) for entry in entries if _is(entry, found, target))
-
-
-def _is(entry: Entry, found: Mapping[str, Any], target: Target) -> bool:
-    """Whether a finding of a kept run is an entry's; runs before the entry call it a failure."""
-    status = entry.status if found["status"] == "KNOWN" else found["status"]
-    if not entry.covers(found["implementation"], target):
-        return False
-    if not found["problem"]:  # kept evidence names no problem that hangs or crashes
-        alike = status == entry.status and (not entry.kinds or found["kind"] in entry.kinds)
-        return alike and entry.of_law(found["law"])
-    verdict = Verdict.from_json({"status": status, "kind": found["kind"]})
-    return entry.explains(found["law"], verdict, problem_from_json(found["problem"]))
 
 
 def _section(law: Law, caught: Sequence[Entry]) -> list[str]:

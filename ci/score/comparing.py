@@ -64,6 +64,7 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dictionary."""
         return {
+            "compared": [each.bug.name for each in self.compared],
             "bugs": len(self.of("bug")),
             "moe_bugs": sum(each.bug.operation == "moe" for each in self.of("bug")),
             "honest": len(self.of("honest")),

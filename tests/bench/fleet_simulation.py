@@ -27,8 +27,8 @@ START_SECONDS = 12.0
 measured, of six units on one H100 and on two, to start processes that import torch, to survey the
 implementation and to build what it needs."""
 PLACES = 12
-"""Units that share a GPU, where the report does not say it: the workers of the kept gate, on a card
-of 141 GB (`h200-gate-0.7.2.post1.json`)."""
+"""Units that share a GPU, where the report does not say it: the workers of a gate on a card of
+141 GB."""
 ASSUMED = (
     "Assumed: each chip takes what the measured one took, modules are built, no machine is lost, "
     "releases follow one another."

@@ -19,7 +19,6 @@ READERS = {
     "case of a corpus": (JSON, "corpus add {file} --folder {folder}/new"),
     "report": (JSON, "expectations update {file} --ledger {folder}/ledger.toml --reason r"),
     "comparison": (JSON, "merge {file}"),
-    "evidence": (JSON, "evidence {file}"),
     "costs": (JSON, "check torch-route --costs {file}"),
     "ledger": (TOML, "check torch-route --expectations {file}"),
     "policy": (TOML, "merge absent.json --policy {file}"),
@@ -92,11 +91,6 @@ FINDING = {
     "problem": PROBLEM, "entry": "",
 }  # fmt: skip
 REPORT = {"schema": "kernelproof/report/1", "target": TARGET, "findings": [FINDING]}
-RUN: dict[str, Any] = {
-    "schema": "kernelproof/report/1", "message": "m", "command": "c", "date": "2026-11-23",
-    "target": {"device_name": "CPU"},
-    "implementations": [{"name": "n", "judged": 1, "laws": [], "build_seconds": 0.0}],
-}  # fmt: skip
 ENTRY: dict[str, Any] = {
     "id": "e", "implementation": "torch-route", "status": "FAIL", "where": {}, "reason": "r",
     "case": "case.json",
@@ -172,16 +166,6 @@ OWN: list[tuple[str, str, bytes, str]] = [
     ("report", "schema", changed(REPORT, "schema", "x"), "schema is 'x'"),
     ("comparison", "schema", changed(REPORT, "findings", []), "schema is"),
     ("comparison", "nothing", b'{"schema": "kernelproof/bump/1"}', "is missing"),
-    ("evidence", "no laws", changed(RUN, "implementations.0.laws", "-"), "laws is missing"),
-    ("evidence", "judged", changed(RUN, "implementations.0.judged", "1"), "judged is '1'"),
-    ("evidence", "target", changed(RUN, "target", None), "target is None"),
-    ("evidence", "date", changed(RUN, "date", 3), "date is 3"),
-    ("evidence", "runs", b'{"runs": 3}', "runs is 3"),
-    ("evidence", "comparison", b'{"schema": "kernelproof/bump/1"}', "is missing"),
-    ("evidence", "trials", b'{"schema": "kernelproof/gating/1", "trials": 1}', "target|trials"),
-    ("evidence", "no torch", changed(RUN, "target.torch", []), "target.torch is"),
-    ("evidence", "ratio in words", changed(RUN, "implementations.0.laws", [
-        {"worst_ratio": "much"}]), r"laws\[0\].worst_ratio is 'much'"),
     ("costs", "profile", changed(COSTS, "profile", "quick"), "profile is 'quick'"),
     ("costs", "class", changed(COSTS, "costs", {"a": {"name": "fast"}}), "costs.a.problems"),
     ("costs", "share", changed(COSTS, "costs", {"a": {

@@ -720,10 +720,6 @@ def test_what_is_kept_names_no_path_and_is_a_report(
     capsys.readouterr()
     assert main(["merge", "bump-kept.json", "--html", "page.html"]) == 1
     assert "new-failure" in (here / "page.html").read_text()
-    assert main(["evidence", "bump-kept.json"]) == 0
-    page = capsys.readouterr().out
-    assert f"### {OLD} (old) to {NEW} (new), " in page
-    assert " new-failure | " in page
 
 
 def test_reports_of_several_chips_are_merged(

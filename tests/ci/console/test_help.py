@@ -29,7 +29,7 @@ def test_commands_of_users_come_before_those_of_maintainers(
     assert "..." not in told.partition("\n\n")[2], "a summary was cut"
     at = [told.index(f"\n  {name} ") for name in ("check", "gate", "bump", "support", "replay")]
     assert at == sorted(at)
-    assert max(at) < min(told.index(f"\n  {name} ") for name in ("score", "bench", "evidence"))
+    assert max(at) < min(told.index(f"\n  {name} ") for name in ("score", "bench"))
 
 
 def test_the_gate_does_not_show_the_options_of_a_comparison(

@@ -66,7 +66,6 @@ def test_what_is_no_file_may_be_named_twice() -> None:
     (["bench", "kernels", "--json", "/proc/none.json"], "--json /proc/none.json: cannot be wr"),
     (["support", "--declared", "0.0", "--json", "/proc/none.json"], "json: cannot be written ("),
     (["list", "--markdown", "/proc/law-book.md"], "--markdown /proc/law-book.md: cannot be w"),
-    (["evidence", "--markdown", "/proc/none.md"], "--markdown /proc/none.md: cannot be written ("),
     (["corpus", "add", CASE, "--folder", "/proc/none"], "/proc/none/flashinfer-"),
     ([*CHECKED, "--json", "j" * 300], "cannot be written (File name too long)"),
     ([*COMPARED, "--json", "j" * 300], "cannot be written (File name too long)"),

@@ -11,10 +11,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 
-from kernelproof.fixtures import EVIDENCE, LEDGER
+from kernelproof.fixtures import LEDGER
 from kernelproof.impl.targets.data_files import read_json, read_toml
 from kernelproof.impl.targets.schemas import Table, Text, converted, one_of
 
+REPORT = Path(__file__).parents[2] / "ci" / "bump" / "report.json"
 Colour = Annotated[str, one_of(("red", "green"))]
 
 
@@ -109,7 +110,7 @@ def test_every_shape_is_read_inside_of_its_memory(tmp_path: Path) -> None:
         "from kernelproof.ci.bump.verdicts.policy import load_policy\n"
         "from kernelproof.impl.gating import load_rules\n"
         "from kernelproof.properties.findings.ledger import load_ledger\n"
-        f"assert read_report(Path({str(EVIDENCE / 'bump-cpu.json')!r}))\n"
+        f"assert read_report(Path({str(REPORT)!r}))\n"
         f"assert load_policy(Path({str(policy)!r})).slower == 2\n"
         "assert load_rules().rules\n"
         f"assert load_ledger({str(LEDGER)!r}).entries\n",

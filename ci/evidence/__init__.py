@@ -1,1 +1,0 @@
-"""Kept runs, and the page that lists them: ``kernelproof evidence``."""
