@@ -12,13 +12,10 @@ import os
 import re
 import stat
 import sys
-import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-from ...fixtures import COMPRESSED
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -59,10 +56,7 @@ def read_text(path: Path, refusal: Refusal) -> str:
 
 
 def read_bytes(path: Path, refusal: Refusal, most: int = MOST_BYTES) -> bytes:
-    """Return the bytes of a regular file; raise the refusal where it is none, or has too many.
-
-    A wheel holds some files compressed: these are read by the names that they go by.
-    """
+    """Return the bytes of a regular file; raise the refusal where it is none, or has too many."""
     try:
         # A pipe without a writer would never open, a device like /dev/zero never end.
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -75,26 +69,10 @@ def read_bytes(path: Path, refusal: Refusal, most: int = MOST_BYTES) -> bytes:
         finally:
             os.close(file)
     except (OSError, ValueError) as error:  # ValueError: a name with a null byte
-        packed = Path(f"{path}{COMPRESSED}")
-        if isinstance(error, FileNotFoundError) and packed.exists():
-            return _decompressed(packed, refusal, most)
         message = f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})"
         raise refusal(message) from error
     if len(data) > most:
         message = f"{path}: is larger than {most >> 20} MiB, the most that is read"
-        raise refusal(message)
-    return data
-
-
-def _decompressed(path: Path, refusal: Refusal, most: int) -> bytes:
-    stream = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-    try:
-        data = stream.decompress(read_bytes(path, refusal, most), most)
-    except zlib.error as error:
-        message = f"{path}: not gzip ({error})"
-        raise refusal(message) from error
-    if not stream.eof:
-        message = f"{path}: is cut off, or larger than {most >> 20} MiB, the most that is read"
         raise refusal(message)
     return data
 
