@@ -40,7 +40,7 @@ OF_CELLS = ("implementation", "cell", "feature", "side", "rules", "outcome", "en
 
 
 class RunError(ValueError):
-    """A file that holds no run of a known kind; the message names it."""
+    """A file that holds no run that can be kept."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,7 +60,7 @@ def add(path: Path, folder: Path = EVIDENCE) -> list[str]:
     """Add a run to the folder, and return the names of the files that keep it.
 
     Raises:
-        RunError: the file cannot be read, or holds no run of a known kind.
+        RunError: the file cannot be read, or holds no run that can be kept.
     """
     run = read_json(path, RunError)
     schema = run.get("schema", run.get("format")) if isinstance(run, dict) else None
@@ -83,7 +83,14 @@ def add(path: Path, folder: Path = EVIDENCE) -> list[str]:
 
 
 def _with_bugs(run: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """Return the kept scores of the operations of a run, with its bugs in their places."""
+    """Return the kept scores of the operations of a run, with its bugs in their places.
+
+    Raises:
+        RunError: the run was interrupted, or is of another profile than what is kept.
+    """
+    if "interrupted" in run["shortfalls"]:
+        message = "a score that was interrupted cannot be kept: a bug may have lacked time"
+        raise RunError(message)
     comparison = run["comparison"] or {"compared": [], "yardsticks": {}}
     rejected = {
         name: {*each["caught"], *each["accused"]} for name, each in comparison["yardsticks"].items()
@@ -93,6 +100,9 @@ def _with_bugs(run: Mapping[str, Any], folder: Path) -> dict[str, str]:
     for operation in dict.fromkeys(each["operation"] for each in scored):
         name = f"score-{operation}.json"
         known = _read(folder / name) or {"operation": operation, "profile": run["profile"]}
+        if run["profile"] != known["profile"]:
+            message = f"{name} is of profile {known['profile']}, and the run is of {run['profile']}"
+            raise RunError(message)
         # Positions, since the names of the comparisons would be most of the file.
         comparisons = list(dict.fromkeys([*known.get("comparisons", ()), *rejected]))
         bugs = {each["name"]: each for each in known.get("bugs", ())}
@@ -119,7 +129,7 @@ def _with_cells(run: Mapping[str, Any], folder: Path) -> dict[str, str]:
     tried = [
         {key: each[key] for key in OF_CELLS} for each in run["trials"] if each["outcome"] != NOT_RUN
     ]
-    before, later = (known["trials"], tried)
+    before, later = known["trials"], tried
     if run["date"] < known["date"]:
         before, later = later, before
     asked = set(map(_question, later))

@@ -32,7 +32,7 @@ def test_a_bug_is_added_to_a_score_and_the_others_stay(tmp_path: Path) -> None:
     shutil.copy(EVIDENCE / kept.name, kept)
     before = {each["name"]: each for each in read(kept)["bugs"]}
     name = "empty-states-nan"
-    data = read(kept)
+    data = read(kept) | {"profile": "quick"}
     data["bugs"] = [each for each in data["bugs"] if each["name"] != name]
     written(kept, data)
     run = tmp_path / "run.json"
@@ -47,6 +47,21 @@ def test_a_bug_is_added_to_a_score_and_the_others_stay(tmp_path: Path) -> None:
     names = read(kept)["comparisons"]
     assert "error bound (parity alone)" in {names[number] for number in new["rejected_by"]}
     assert kept.read_text().count("\n") == len(before) + 7, "a line a bug"
+
+
+def test_a_score_that_looked_less_is_not_kept(tmp_path: Path) -> None:
+    bug = {"name": "a", "operation": "route", "control": "bug", "killed": True, "judged": 1,
+           "seconds": 0.26, "laws": ["routing_parity"]}  # fmt: skip
+    run = {"profile": "gate", "shortfalls": [], "comparison": None, "bugs": [bug]}
+    (name,) = add(written(tmp_path / "run.json", run), tmp_path)
+    (row,) = read(tmp_path / name)["bugs"]
+    assert row == {key: bug[key] for key in row} | {"seconds": 0.3}
+    for more, told in (
+        ({"profile": "quick"}, "score-route.json is of profile gate, and the run is of quick"),
+        ({"shortfalls": ["interrupted"]}, "a score that was interrupted cannot be kept"),
+    ):
+        with pytest.raises(RunError, match=told):
+            add(written(tmp_path / "run.json", run | more), tmp_path)
 
 
 def trial(cell: str, outcome: str, **fields: object) -> dict[str, object]:
