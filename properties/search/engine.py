@@ -1,19 +1,18 @@
-"""A run: every law on every implementation, several at a time, each in an isolated worker."""
+"""A run: every law on every implementation, several at a time, each in an isolated worker.
+
+Of each implementation, a worker is asked what it supports and costs, and has its modules built;
+then stored cases are replayed; then each law is searched. Where modules take long to build, the
+first one is searched early, with a few problems a law, while the others are built.
+"""
 
 from __future__ import annotations
 
 import math
 import secrets
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from queue import Empty, SimpleQueue
-from typing import Any
 
 from ...impl import Target
 from ...impl.registry import resolve_name
@@ -23,8 +22,6 @@ from ..findings.coverage import Coverage, Gap
 from ..findings.ledger import Entry
 from ..findings.names import Names, tell_apart
 from ..findings.report import (
-    INTERRUPTED,
-    TIME,
     CorpusReport,
     Finding,
     ImplementationReport,
@@ -50,29 +47,19 @@ from .law_search import LawSearch
 from .module_plan import BUILD_SHARE, LONGEST_SHARE, ModulePlan
 from .plan import Plan, floor_of, laws_planned, problems_of, seconds_of
 from .preparation import prepare
-from .priority_executor import PriorityExecutor
 from .progress import Progress
 from .replays import Stored, replay
+from .scheduler import Ending, Lease, Question, Scheduler
 
-Submit = Callable[[int, ImplementationReport, Callable[[Worker], Any], Callable[[Any], None]], None]
-"""Function that queues work for a worker: priority, report, work, and a callback for the result."""
-Pending = dict["Future[Any]", tuple[ImplementationReport, Callable[[Any], None]]]
-"""Work under way, with its implementation's report and the callback for the result."""
-REPLAY_PRIORITY = 0
-"""Priority of the replay of stored cases, before all laws; the laws have 1, 2, 3, ..."""
-GRACE_SECONDS = 4.0
-"""Seconds that a run which ends early waits for the laws in progress."""
+REPLAY_RANK = 0
+"""Rank of the replay of stored cases, before all laws; the laws have 1, 2, 3, ..."""
 REPLAY_SHARE = 0.1
 """Most of a run under a sanitizer that replays of stored cases take."""
-LAST_SECONDS = 2.0
-"""Seconds that it then waits for laws whose workers were ended."""
-TICK_SECONDS = 0.2
-"""Most seconds between two checks whether the run is to end early."""
 LATER_PROBLEMS = 20
 """Most problems of a law after the implementation's first finding, where not all are shrunk."""
-FIRST_PROBLEMS = 3
-"""Problems that each law judges of an implementation's first module while its others are built;
-they are drawn besides those of all modules. Laws that have not begun by then are left to these."""
+EARLY_PROBLEMS = 3
+"""Problems per law on the first module while the others compile. They do not count towards the
+law's plan; laws not started when building ends skip this step."""
 
 
 def usual_jobs(device: str) -> int:
@@ -80,6 +67,68 @@ def usual_jobs(device: str) -> int:
     if device == "cuda":
         return max(1, processes_for(visible_devices()[:1], cores()))
     return max(1, min(cores(), 8))
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """The replay of one stored case.
+
+    Attributes:
+        number: place of the case among those of its implementation.
+        counts: what it adds to the report.
+        finding: what is not as it should be.
+        begun, seconds: monotonic time at which it began, and how long it took.
+    """
+
+    number: int
+    counts: CorpusReport
+    finding: Finding | None
+    begun: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An implementation that can be searched: in its first module only, or in all of them.
+
+    Attributes:
+        report: what the run says of it.
+        candidate: what all searches share.
+        laws: laws that are planned for it.
+        reached: what its problems have reached so far.
+        early: reports of the laws that were searched in its first module only.
+        stored: its stored cases.
+        replayed: those of them that were replayed, in the order of their ends.
+    """
+
+    report: ImplementationReport
+    candidate: Candidate
+    laws: Sequence[Law]
+    reached: Reached
+    early: list[LawReport]
+    stored: Sequence[Entry | Case] = ()
+    replayed: list[Replayed] = field(default_factory=list)
+
+    def was_shown(self, law: str) -> bool:
+        """Whether a law has found a failure in the first module already."""
+        return any(each.law == law and each.finding for each in self.early)
+
+
+@dataclass
+class Examined:
+    """One implementation of a run, from its preparation to the end.
+
+    Attributes:
+        report: what the run says of it.
+        early: reports of the laws that were searched in its first module only.
+        prepared: what can be searched of it; None before.
+        ready: whether its preparation has ended, also where it can not be searched.
+    """
+
+    report: ImplementationReport
+    early: list[LawReport] = field(default_factory=list)
+    prepared: Prepared | None = None
+    ready: bool = False
 
 
 class Run:
@@ -112,39 +161,49 @@ class Run:
             sanitizer=plan.sanitizer,
             distrust=plan.distrust,
         )
-        self.costs: dict[str, Cost] = {}
-        self.candidates: dict[str, Candidate] = {}
-        self._stop = threading.Event()
-        self._names, self._naming = Names(), threading.Lock()
-        self._asked_to_end = ""
-        self._begun: SimpleQueue[tuple[ImplementationReport, Candidate]] = SimpleQueue()
-        self._ended: SimpleQueue[Future[Any]] = SimpleQueue()
-        self._prepared: set[int] = set()
-        self._after_laws: dict[int, Callable[[], None]] = {}
-        self._without_room: list[tuple[ImplementationReport, Candidate, LawReport]] = []
-        self._below_floor: list[tuple[ImplementationReport, Candidate, LawReport]] = []
-        self._first: list[tuple[ImplementationReport, LawReport]] = []
-        self._cut_off = False
-        self._jobs = plan.jobs or usual_jobs(plan.device)
-        # Each costs seconds to start: none more than there are laws to run.
-        most = len(plan.implementations) * len(plan.laws) or self._jobs
-        self._pool = open_pool(plan.device, size=min(self._jobs, most), tool=plan.sanitizer)
-        self._builder = Builder(len(plan.implementations), claimed)
+        self.ending = Ending(plan.seconds)
+        self._examined: list[Examined] = []
+        self._names = Names()
+        self._without_room: list[tuple[Prepared, LawReport]] = []
+        self._below_floor: list[tuple[Prepared, LawReport]] = []
+        count, self._jobs = len(plan.implementations), plan.jobs or usual_jobs(plan.device)
+        self._builder = Builder(count, claimed)
         self._modules = ModulePlan(
-            len(plan.implementations),
+            count,
             minutes=BUILD_SHARE * compilers() * plan.seconds / 60,
             longest=LONGEST_SHARE * plan.seconds / 60,
             learned=plan.builds,
-            complete=self._planned,
+            complete=lambda: self.progress.planned(
+                self.report.implementations, self._modules.chosen
+            ),
+        )
+        # Each worker costs seconds to start: none more than there are laws to run.
+        size = min(self._jobs, count * len(plan.laws) or self._jobs)
+        self._scheduler = Scheduler(
+            open_pool(plan.device, size=size, tool=plan.sanitizer),
+            self._jobs,
+            self.ending,
+            beside=count,
+            close=self._builder.close,
         )
         self._examples = examples_on(plan.examples, self.target)
         self._drawers = drawers_for(self._jobs)
-        self._reached: dict[int, Reached] = {}
 
     @property
     def builds(self) -> Mapping[str, float]:
         """Minutes of one core that each library took to build in this run, by its name."""
         return self._builder.minutes
+
+    @property
+    def candidates(self) -> dict[str, Candidate]:
+        """What is known of each implementation that was prepared, by its name."""
+        prepared = [each.prepared for each in self._examined if each.ready and each.prepared]
+        return {each.candidate.name: each.candidate for each in prepared}
+
+    @property
+    def costs(self) -> dict[str, Cost]:
+        """The cost class of each implementation that was prepared, by its name."""
+        return {name: candidate.cost for name, candidate in self.candidates.items()}
 
     def end(self, why: str) -> None:
         """End the run early, from any thread or a handler of signals: ``execute`` returns soon.
@@ -152,366 +211,121 @@ class Run:
         Args:
             why: one of ``ENDINGS``.
         """
-        # A handler may interrupt any line of the main thread: it takes no lock.
-        self._asked_to_end = why
+        self.ending.end(why)
 
     def execute(self) -> RunReport:
         """Run everything, and report what was learned even if the run ends early."""
-        start = time.monotonic()
-        pending: Pending = {}
-        # Preparing is waiting for compilers: that must not keep laws from running meanwhile.
-        each = max(1, len(self.plan.implementations))
-        with self._pool, PriorityExecutor(self._jobs) as laws, ThreadPoolExecutor(each) as others:
-            try:
-                self._submit_all(laws, others, pending)
-                while not self._asked_to_end and (pending or self._submit_again(laws, pending)):
-                    self._collect(pending, TICK_SECONDS)
-                    self._submit_begun(laws, pending)
-                    if time.monotonic() - start > self.plan.seconds:
-                        self.end(TIME)
-                if pending:
-                    self._end_early(pending)
-            except KeyboardInterrupt:
-                self.end(INTERRUPTED)
-                self._end_early(pending)
-            except BaseException:
-                self._stop.set()
-                raise
-            finally:
-                self.report.respawns = self._pool.respawns
-                self.report.seconds = time.monotonic() - start
-                self._include_first()
-                self._measure_coverage()
-                # Ends whatever still runs: the executors wait for their threads.
-                self._builder.close()
-                self._pool.close()
-                self._drawers.close()
-        tell_apart(self.report.implementations)
-        for report in self.report.implementations:
-            report.left = self._pool.left(report.reference)
-        self.report.left = self._pool.left(None)
-        return self.report
-
-    def _end_early(self, pending: Pending) -> None:
-        """Let laws in progress end after their case, and take what they have learned."""
-        self.report.ended = self._asked_to_end
-        self._stop.set()
-        self._builder.close()
-        for future in [future for future in pending if future.cancel()]:
-            del pending[future]
-        self._collect_for(GRACE_SECONDS, pending)
-        self._cut_off = True
-        self._pool.close()
-        self._collect_for(LAST_SECONDS, pending)
-        for report in self.report.implementations:
-            self._add_laws_not_begun(report)
-
-    def _planned(self) -> None:
-        self.progress.planned(self.report.implementations, self._modules.chosen)
-
-    def _collect_for(self, seconds: float, pending: Pending) -> None:
-        deadline = time.monotonic() + seconds
-        while pending and (left := deadline - time.monotonic()) > 0:
-            self._collect(pending, left)
-
-    def _add_laws_not_begun(self, report: ImplementationReport) -> None:
-        """Name the laws that would have run: what they would have found is not known."""
-        if report.error or report.refusal:
-            return
-        ended = {law.law: law for law in report.laws}
-        report.laws = [
-            ended.get(law.name, LawReport(law.name, floor=law.floor, ended="stopped"))
-            for law in self._laws_of(report)
-        ]
-
-    def _measure_coverage(self) -> None:
-        for report in self.report.implementations:
-            laws = self._laws_of(report)
-            if (reached := self._reached.get(id(report))) is not None:
-                report.coverage = reached.coverage(laws, report.laws)
-                report.claimed_space = reached.claimed_space()
-            elif not (report.error or report.refusal):  # the run ended while it was prepared
-                report.coverage = Coverage(len(laws), gaps=(Gap("law", "any law"),))
-
-    def _laws_of(self, report: ImplementationReport) -> list[Law]:
-        return laws_planned(self.plan, report.operation)
-
-    def _submit_all(
-        self, laws: PriorityExecutor, others: ThreadPoolExecutor, pending: Pending
-    ) -> None:
-        """Queue the preparation of each implementation, which queues its laws in their order."""
-        submit = self._submit_to(laws, pending)
+        start, run = time.monotonic(), self.report
         for name in self.plan.implementations:
-            report = ImplementationReport(name, resolve_name(name))
-            self.report.implementations.append(report)
+            examined = Examined(ImplementationReport(name, resolve_name(name)))
+            self._examined.append(examined)
+            run.implementations.append(examined.report)
+            self._scheduler.ask_beside(
+                examined.report, partial(self._prepare, examined), partial(self._begin, examined)
+            )
+        try:
+            self._scheduler.run(self._ask_rest)
+        finally:
+            run.ended, run.lost = self.ending.ended, self.ending.lost
+            run.respawns = self._scheduler.pool.respawns
+            run.seconds = time.monotonic() - start
+            for examined in self._examined:
+                self._complete(examined)
+            self._drawers.close()
+        tell_apart(run.implementations)
+        for report in run.implementations:
+            report.left = self._scheduler.pool.left(report.reference)
+        run.left = self._scheduler.pool.left(None)
+        return run
 
-            def prepared(
-                candidate: Candidate | None, report: ImplementationReport = report
-            ) -> None:
-                self._prepared.add(id(report))
-                # Laws on its first problems that have not begun: they only filled the time.
-                for future in [each for each, (of, _) in pending.items() if of is report]:
-                    if future.cancel():
-                        del pending[future]
-                if candidate is None:
-                    self.progress.skipped(report)
-                else:
-                    self.costs[candidate.name] = candidate.cost
-                    self.candidates[candidate.name] = candidate
-                    self._submit_stored(submit, report, candidate)
-
-            future = others.submit(self._prepare, report)
-            pending[future] = (report, prepared)
-            future.add_done_callback(self._ended.put)
-
-    def _submit_to(self, laws: PriorityExecutor, pending: Pending) -> Submit:
-        def submit(
-            rank: int,
-            report: ImplementationReport,
-            work: Callable[[Worker], Any],
-            done: Callable[[Any], None],
-        ) -> None:
-            if not self._stop.is_set():
-                leased = partial(self._leased, report, work)
-                future = laws.submit(rank, leased, report.reference)
-                pending[future] = (report, done)
-                future.add_done_callback(self._ended.put)
-
-        return submit
-
-    def _submit_begun(self, laws: PriorityExecutor, pending: Pending) -> None:
-        """Queue the first problems of implementations whose other modules are being built."""
-        while not self._begun.empty():
-            report, candidate = self._begun.get()
-            if id(report) in self._prepared:  # all of its modules existed
-                continue
-            every = self._laws_of(report)
-            planned = sum(problems_of(self.plan, law, candidate.cost) for law in every)
-            self.progress.prepared(report, planned)
-            self._reached[id(report)] = Reached(candidate.axes, report.declared)
-            submit = self._submit_to(laws, pending)
-            self._submit_laws(submit, report, candidate, every, first=True)
-
-    def _submit_again(self, laws: PriorityExecutor, pending: Pending) -> bool:
-        """Queue what had no room on the GPU, one law at a time: nothing else runs by now.
-
-        Then laws that their own time left below their floor: the run's is not over.
-
-        Returns:
-            Whether there was something.
-        """
-        if self._stop.is_set():
-            return False
-        if self._without_room:
-            report, candidate, found = self._without_room.pop(0)
-            again = tuple(found.with_room_later)
-            self._submit_rest(laws, pending, report, candidate, found, again)
-            return bool(pending)
-        while self._below_floor:
-            report, candidate, found = self._below_floor.pop(0)
-            if found.judged < found.floor and found.finding is None:
-                self._submit_rest(laws, pending, report, candidate, found)
-        return bool(pending)
-
-    def _submit_rest(
-        self,
-        laws: PriorityExecutor,
-        pending: Pending,
-        report: ImplementationReport,
-        candidate: Candidate,
-        found: LawReport,
-        again: Sequence[Problem] = (),
-    ) -> None:
-        """Queue what a law has left: problems that had no room, or else further ones."""
-        law = next(law for law in self._laws_of(report) if law.name == found.law)
-        # Another seed: those of the run's own were judged.
-        seed, missing = self.report.seed, found.floor - found.judged
-        options = SearchOptions(
-            self.plan.profile, seed if again else seed + 1, len(again) or missing, math.inf,
-            confirm=self.plan.confirm, longest=bool(again),
-        )  # fmt: skip
-
-        def work(worker: Worker) -> LawReport:
-            worker.renew()  # it holds what other problems needed
-            return self._search(worker, candidate, law, options, again=again)
-
-        def done(later: LawReport) -> None:
-            found.include_later(later)
-            self._reached[id(report)].include(later)
-            later.forget(all_of_them=later.finding is None)
-            if later.finding and not later.finding.entry:
-                self.progress.found(later.finding)
-            if later.lost:
-                raise DeviceLostError(later.lost)
-            if later.error:
-                report.fail(later.error)
-
-        self._submit_to(laws, pending)(REPLAY_PRIORITY, report, work, done)
-
-    def _include_first(self) -> None:
-        """Add the verdicts on first problems to those of the laws' searches in all modules."""
-        for report, first in self._first:
-            self._reached[id(report)].include(first)
-            for law in report.laws:
-                if law.law == first.law:
-                    law.include(first)
-                    break
+    def _complete(self, examined: Examined) -> None:
+        """Name the laws that have not run, add what was judged early, and measure coverage."""
+        report, laws = examined.report, laws_planned(self.plan, examined.report.operation)
+        judgeable = not (report.error or report.refusal)
+        if self.ending.ended and judgeable:  # what those laws would have found is not known
+            found = {law.law: law for law in report.laws}
+            report.laws = [
+                found.get(law.name, LawReport(law.name, floor=law.floor, ended="stopped"))
+                for law in laws
+            ]
+        for early in examined.early:
+            whole = next((law for law in report.laws if law.law == early.law), None)
+            if whole is None:
+                report.laws.append(early)
             else:
-                report.laws.append(first)
+                whole.include(early)
+        if examined.prepared is not None:
+            reached = examined.prepared.reached
+            for early in examined.early:
+                reached.include(early)
+            report.coverage = reached.coverage(laws, report.laws)
+            report.claimed_space = reached.claimed_space()
+        elif judgeable:  # the run ended while it was prepared
+            report.coverage = Coverage(len(laws), gaps=(Gap("law", "any law"),))
 
-    def _shown(self, report: ImplementationReport, found: LawReport) -> bool:
-        """Whether a law's first problems have shown a failure already."""
-        return any(
-            of is report and first.law == found.law and first.finding for of, first in self._first
-        )
+    # The preparation
 
-    def _prepare(self, report: ImplementationReport) -> Candidate | None:
-        def built(done: int, modules: int) -> None:
-            self.progress.building(report.name, done, modules)
-
+    def _prepare(self, examined: Examined, lease: Lease) -> Candidate | None:
+        """Prepare an implementation; most of the time it waits for compilers."""
+        report = examined.report
         try:
             return prepare(
-                partial(self._lease, report),
+                lease,
                 self.plan,
                 report,
                 self._builder,
                 self.target,
-                built=built,
-                begun=lambda candidate: self._begun.put((report, candidate)),
+                built=lambda done, modules: self.progress.building(report.name, done, modules),
+                begun=lambda candidate: self._scheduler.post(
+                    report, partial(self._begin_early, examined, candidate)
+                ),
                 together=self._modules,
                 stored=lambda report: self._stored(report).problems(),
-                named=self._name_of,
+                named=lambda report: self._names.tell(report.name, report.reference),
             )
-        except DeviceLostError:
-            self._stop.set()
-            raise
         finally:
+            examined.ready = True
             self._modules.leave(report)
 
-    def _name_of(self, report: ImplementationReport) -> str:
-        with self._naming:
-            return self._names.tell(report.name, report.reference)
+    def _begin_early(self, examined: Examined, candidate: Candidate) -> None:
+        """Search an implementation's first module while its others are built."""
+        if not examined.ready:  # else all of its modules existed
+            self._ask_laws(self._prepared(examined, candidate), early=True)
 
-    def _collect(self, pending: Pending, timeout: float | None) -> None:
-        """Wait for work to end, and take its results."""
-        # Not ``concurrent.futures.wait``: it would look at each of a thousand futures each time.
-        try:
-            ended = [self._ended.get(timeout=timeout)]
-        except Empty:
+    def _begin(self, examined: Examined, candidate: Candidate | None) -> None:
+        """Ask about an implementation that is prepared: its stored cases first, then its laws."""
+        report, part = examined.report, self.plan.part
+        self._scheduler.withdraw(report)  # early searches that have not begun only filled the time
+        if candidate is None:
+            self.progress.skipped(report)
             return
-        while not self._ended.empty():
-            ended.append(self._ended.get())
-        for future in ended:
-            if future not in pending:  # it was cancelled
-                continue
-            report, done = pending.pop(future)
-            try:
-                done(future.result())
-            except CancelledError:
-                continue
-            except DeviceLostError as error:
-                self._lose_device(str(error), pending)
-            except Exception as error:  # noqa: BLE001  one failure must not cost the others' results
-                if not self._cut_off:  # else its worker was ended
-                    report.fail(error)
+        stored: Sequence[Entry | Case] = ()
+        if part is not None:
+            candidate.smallest += part.learned.smallest
+            candidate.deadly += part.learned.deadly
+        if part is None or part.replays:
+            stored = self._stored(report).each()
+        prepared = self._prepared(examined, candidate, stored)
+        # Under a sanitizer all is slow, and stored cases were judged without it: laws come first.
+        if self.plan.sanitizer or not stored:
+            self._ask_laws(prepared)
+        else:
+            # A question each: a case that kills its process holds up no other.
+            for number in range(len(stored)):
+                self._ask_replay(prepared, number)
 
-    def _lose_device(self, why: str, pending: Pending) -> None:
-        """Schedule nothing more on a device that is gone."""
-        self.report.lost = self.report.lost or why
-        self._stop.set()
-        self._builder.close()
-        for future in [future for future in pending if future.cancel()]:
-            del pending[future]
-
-    @contextmanager
-    def _lease(self, report: ImplementationReport) -> Iterator[Worker]:
-        with self._pool.lease(report.reference) as worker:
-            if self._stop.is_set():  # since it was queued
-                raise CancelledError
-            try:
-                yield worker
-            except DeviceLostError:
-                self._stop.set()
-                raise
-
-    def _leased(self, report: ImplementationReport, work: Callable[[Worker], Any]) -> Any:  # noqa: ANN401  whatever work gives
-        with self._lease(report) as worker:
-            return work(worker)
-
-    def _submit_stored(
-        self, submit: Submit, report: ImplementationReport, candidate: Candidate
-    ) -> None:
-        """Queue the replay of an implementation's stored cases; its laws come after it."""
-        plan = self.plan
-        if plan.part:
-            candidate.smallest += plan.part.learned.smallest
-            candidate.deadly += plan.part.learned.deadly
-        laws = self._laws_of(report)
-        planned = sum(problems_of(plan, law, candidate.cost) for law in laws)
+    def _prepared(
+        self, examined: Examined, candidate: Candidate, stored: Sequence[Entry | Case] = ()
+    ) -> Prepared:
+        report = examined.report
+        laws = laws_planned(self.plan, report.operation)
+        planned = sum(problems_of(self.plan, law, candidate.cost) for law in laws)
         self.progress.prepared(report, planned)
-        self._reached[id(report)] = Reached(candidate.axes, report.declared)
-        search = partial(self._submit_laws, submit, report, candidate, laws)
-        if not plan.sanitizer:
-            self._submit_replays(submit, report, candidate, search)
-            return
-        # All is slow there, and stored cases were judged without the tool: laws come first.
-        self._after_laws[id(report)] = partial(self._submit_replays, submit, report, candidate)
-        search()
+        reached = Reached(candidate.axes, report.declared)
+        examined.prepared = Prepared(report, candidate, laws, reached, examined.early, stored)
+        return examined.prepared
 
-    def _submit_replays(
-        self,
-        submit: Submit,
-        report: ImplementationReport,
-        candidate: Candidate,
-        then: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Queue the replay of each stored case: one that kills its process holds up no other.
-
-        Under a sanitizer they come one after another, and take a tenth of the time at most.
-        """
-        part = self.plan.part
-        stored = self._stored(report).each() if part is None or part.replays else []
-        waiting = deque(enumerate(stored))
-        found: dict[int, Finding | None] = {}
-        began: list[float] = []
-        taken: list[float] = []
-
-        def work(worker: Worker, one: Entry | Case) -> tuple[CorpusReport, Finding | None]:
-            start = time.monotonic()
-            began.append(start)
-            result = self._replay(worker, report, candidate, one)
-            taken.append(time.monotonic() - start)
-            return result
-
-        def done(result: tuple[CorpusReport, Finding | None], number: int) -> None:
-            counts, found[number] = result
-            report.corpus += counts
-            report.corpus.seconds = time.monotonic() - min(began)
-            # In their order, and all of them each time: the run may end before the others.
-            report.replayed = [each for _, each in sorted(found.items()) if each is not None]
-            if (finding := found[number]) is not None:
-                self.progress.found(finding)
-            if waiting and self._may_replay_more(report, taken):
-                submit_next()
-            elif waiting:
-                report.corpus.left_out += len(waiting)
-                then()
-            if len(found) == len(stored):
-                then()
-
-        def submit_next() -> None:
-            number, one = waiting.popleft()
-            submit(REPLAY_PRIORITY, report, partial(work, one=one), partial(done, number=number))
-
-        for _ in stored[:1] if self.plan.sanitizer else stored:
-            submit_next()
-        if not stored:
-            then()
-
-    def _may_replay_more(self, report: ImplementationReport, taken: Sequence[float]) -> bool:
-        """Whether a replay as long as the longest so far leaves the laws their share of time."""
-        laws = sum(law.seconds for law in report.laws)
-        return sum(taken) + max(taken) <= REPLAY_SHARE / (1 - REPLAY_SHARE) * laws
+    # The replay of stored cases
 
     def _stored(self, report: ImplementationReport) -> Stored:
         """Return an implementation's cases: of the ledger's entries that hold here, and all others.
@@ -529,109 +343,89 @@ class Run:
             [e for e in entries if e.case and (plan.profile.explore or not e.quarantine)],
         )
 
-    def _submit_laws(
-        self,
-        submit: Submit,
-        report: ImplementationReport,
-        candidate: Candidate,
-        laws: Sequence[Law],
-        *,
-        first: bool = False,
-    ) -> None:
-        plan = self.plan
-        done = partial(self._take, submit, report, candidate, first=first)
-        for rank, law in enumerate(laws, REPLAY_PRIORITY + 1):
-            problems = problems_of(plan, law, candidate.cost)
+    def _ask_replay(self, prepared: Prepared, number: int) -> None:
+        ask, take = partial(self._replay, prepared, number), partial(self._take_replay, prepared)
+        self._scheduler.ask(Question(prepared.report, ask, take, REPLAY_RANK))
+
+    def _replay(self, prepared: Prepared, number: int, worker: Worker) -> Replayed:
+        """Replay a stored case; a failure of the suite in it leaves the laws to be run."""
+        begun = time.monotonic()
+        try:
+            counts, finding = replay(prepared.stored[number], worker, prepared.candidate)
+        except HarnessError as error:
+            prepared.report.fail(error)
+            counts, finding = CorpusReport(), None
+        return Replayed(number, counts, finding, begun, time.monotonic() - begun)
+
+    def _take_replay(self, prepared: Prepared, one: Replayed) -> None:
+        report, replayed = prepared.report, prepared.replayed
+        replayed.append(one)
+        report.corpus += one.counts
+        report.corpus.seconds = time.monotonic() - min(each.begun for each in replayed)
+        # In their order, and all of them each time: the run may end before the others.
+        in_order = sorted(replayed, key=lambda each: each.number)
+        report.replayed = [each.finding for each in in_order if each.finding is not None]
+        if one.finding is not None:
+            self.progress.found(one.finding)
+        if self.plan.sanitizer:
+            self._ask_next_replay(prepared)
+        elif len(replayed) == len(prepared.stored):
+            self._ask_laws(prepared)
+
+    def _ask_next_replay(self, prepared: Prepared) -> None:
+        """Replay one more case, if another as long as the longest leaves laws their share of time.
+
+        Only under a sanitizer, after the laws.
+        """
+        taken = [each.seconds for each in prepared.replayed]
+        laws = sum(law.seconds for law in prepared.report.laws)
+        left = len(prepared.stored) - len(taken)
+        if left and taken and sum(taken) + max(taken) > REPLAY_SHARE / (1 - REPLAY_SHARE) * laws:
+            prepared.report.corpus.left_out += left
+        elif left:
+            self._ask_replay(prepared, len(taken))
+
+    # The search under each law
+
+    def _ask_laws(self, prepared: Prepared, *, early: bool = False) -> None:
+        """Ask for a search under each law; an early one comes before all others and is short."""
+        plan, take = self.plan, self._take_early if early else self._take_law
+        whole = laws_planned(replace(plan, part=None), prepared.report.operation)
+        for rank, law in enumerate(prepared.laws, REPLAY_RANK + 1):
+            problems = problems_of(plan, law, prepared.candidate.cost)
             options = SearchOptions(
                 plan.profile,
                 self.report.seed,
                 problems,
-                self._seconds_of(law, report.operation),
+                # A law of a part has the seconds that it has in the whole.
+                seconds_of(plan, law, whole, plan.part.jobs if plan.part else self._jobs),
                 floor_of(law, problems),
                 confirm=plan.confirm,
                 examples=self._examples,
                 drawers=self._drawers,
             )
-            if first:
-                fewer = min(options.problems, FIRST_PROBLEMS)
+            if early:
+                fewer = min(problems, EARLY_PROBLEMS)
                 options = replace(options, problems=fewer, floor=0, examples=None, longest=False)
+            self._scheduler.ask(
+                Question(
+                    prepared.report,
+                    partial(self._judge, prepared.candidate, law, options),
+                    partial(take, prepared),
+                    REPLAY_RANK if early else rank,
+                )
+            )
 
-            def work(worker: Worker, law: Law = law, options: SearchOptions = options) -> LawReport:
-                if plan.first_only and candidate.smallest:
-                    return LawReport(law.name)
-                if not plan.shrink_all and candidate.smallest:
-                    fewer = min(options.problems, LATER_PROBLEMS)
-                    options = replace(options, shrink=False, problems=fewer, longest=False)
-                return self._search(worker, candidate, law, options)
-
-            submit(REPLAY_PRIORITY if first else rank, report, work, done)
-
-    def _seconds_of(self, law: Law, operation: str) -> float:
-        """Return a law's seconds; those of a part are the same as in the whole."""
-        part = self.plan.part
-        whole = laws_planned(replace(self.plan, part=None), operation)
-        return seconds_of(self.plan, law, whole, part.jobs if part else self._jobs)
-
-    def _take(
-        self,
-        submit: Submit,
-        report: ImplementationReport,
-        candidate: Candidate,
-        found: LawReport,
-        *,
-        first: bool,
-    ) -> None:
-        """Take what a law has found, in all modules or in the first one."""
-        shown = self._shown(report, found)
-        if first:
-            self._first.append((report, found))
-        else:
-            report.laws.append(found)
-            self._reached[id(report)].include(found)
-            self._note_rest(report, candidate, found)
-            if self.plan.part is None:  # else the whole is measured by them
-                found.forget(all_of_them=found.finding is None and not shown)
-        # Among those of the report, its case is written, and its cause is known.
-        if found.finding and not found.finding.entry and not shown:
-            self.progress.found(found.finding)
-        if found.lost:
-            raise DeviceLostError(found.lost)
-        if found.error and self._cut_off:  # its worker was ended
-            found.error, found.ended = "", "stopped"
-        if found.error:
-            report.fail(found.error)
-        if not first:
-            names = [law.name for law in self._laws_of(report)]
-            report.laws.sort(key=lambda each: names.index(each.law))
-            report.seconds = time.monotonic() - (candidate.started or 0.0)
-            self.progress.law_done(report, found)
-            if len(report.laws) == len(names):
-                self._end_laws(submit, report, candidate)
-
-    def _note_rest(
-        self, report: ImplementationReport, candidate: Candidate, found: LawReport
-    ) -> None:
-        """Note what a law without a finding has left for the end of the run."""
-        if found.with_room_later and found.finding is None:
-            self._without_room.append((report, candidate, found))
-        if found.ended == "time" and found.judged < found.floor and found.finding is None:
-            self._below_floor.append((report, candidate, found))
-
-    def _end_laws(self, submit: Submit, report: ImplementationReport, candidate: Candidate) -> None:
-        """Queue what comes after all laws on an implementation, where there is something."""
-        experiments = experiments_on(
-            report, candidate, self.plan, self.report.seed, self._stop.is_set
-        )
-
-        def done(separation: Separation) -> None:
-            report.separation = separation
-            for finding in separation.further:
-                self.progress.found(finding)
-
-        if experiments is not None:
-            submit(REPLAY_PRIORITY, report, experiments, done)
-        if then := self._after_laws.pop(id(report), None):
-            then()
+    def _judge(
+        self, candidate: Candidate, law: Law, options: SearchOptions, worker: Worker
+    ) -> LawReport:
+        """Search under a law, or less than that where the implementation has failed already."""
+        if candidate.smallest and self.plan.first_only:
+            return LawReport(law.name)
+        if candidate.smallest and not self.plan.shrink_all:
+            fewer = min(options.problems, LATER_PROBLEMS)
+            options = replace(options, shrink=False, problems=fewer, longest=False)
+        return self._search(worker, candidate, law, options)
 
     def _search(
         self,
@@ -650,21 +444,123 @@ class Run:
                 options,
                 again=again,
                 judged=lambda count: self.progress.judged(candidate.name, count),
-                stopped=self._stop.is_set,
+                stopped=self.ending.stopped,
                 failing=partial(self.progress.failing, candidate.name, law.name),
             ).run()
         finally:
             self.progress.law_ended(candidate.name, law.name)
         if found.lost:
-            self._stop.set()  # here: the thread that takes results may be too late for the next law
+            self.ending.stop()  # here: the thread that takes answers may be too late
         return found
 
-    def _replay(
-        self, worker: Worker, report: ImplementationReport, candidate: Candidate, one: Entry | Case
-    ) -> tuple[CorpusReport, Finding | None]:
-        """Replay a stored case; a failure of the suite in it leaves the laws to be run."""
-        try:
-            return replay(one, worker, candidate)
-        except HarnessError as error:
-            report.fail(error)
-            return CorpusReport(), None
+    def _take_early(self, prepared: Prepared, found: LawReport) -> None:
+        """Take what a law has found in the first module; its search in all modules comes later."""
+        prepared.early.append(found)
+        self._take_finding(prepared, found)
+
+    def _take_law(self, prepared: Prepared, found: LawReport) -> None:
+        """Take what a law has found in all modules."""
+        report, shown = prepared.report, prepared.was_shown(found.law)
+        names = [law.name for law in prepared.laws]
+        report.laws.append(found)
+        report.laws.sort(key=lambda each: names.index(each.law))
+        prepared.reached.include(found)
+        if found.finding is None:
+            if found.with_room_later:
+                self._without_room.append((prepared, found))
+            if found.ended == "time" and found.judged < found.floor:
+                self._below_floor.append((prepared, found))
+        if self.plan.part is None:  # else the whole is measured by them
+            found.forget(all_of_them=found.finding is None and not shown)
+        self._take_finding(prepared, found, shown=shown)
+        report.seconds = time.monotonic() - (prepared.candidate.started or 0.0)
+        self.progress.law_done(report, found)
+        if len(report.laws) == len(names):
+            self._ask_last(prepared)
+
+    def _take_finding(self, prepared: Prepared, found: LawReport, *, shown: bool = False) -> None:
+        """Say what a law has found, once its report is among the implementation's.
+
+        Args:
+            prepared: the implementation.
+            found: the report of the law.
+            shown: whether the law has shown a failure before.
+
+        Raises:
+            DeviceLostError: the law has lost the device.
+        """
+        if found.finding and not found.finding.entry and not shown:
+            self.progress.found(found.finding)
+        if found.lost:
+            raise DeviceLostError(found.lost)
+        if found.error and self.ending.cut_off:  # its worker was ended
+            found.error, found.ended = "", "stopped"
+        if found.error:
+            prepared.report.fail(found.error)
+
+    # What comes after all laws
+
+    def _ask_last(self, prepared: Prepared) -> None:
+        """Ask for the causes of an implementation's findings, and for replays that come last."""
+        report, seed, stopped = prepared.report, self.report.seed, self.ending.stopped
+        ask = experiments_on(report, prepared.candidate, self.plan, seed, stopped)
+        if ask is not None:
+            take = partial(self._take_causes, report)
+            self._scheduler.ask(Question(report, ask, take, REPLAY_RANK))
+        if self.plan.sanitizer:
+            self._ask_next_replay(prepared)
+
+    def _take_causes(self, report: ImplementationReport, separation: Separation) -> None:
+        report.separation = separation
+        for finding in separation.further:
+            self.progress.found(finding)
+
+    def _ask_rest(self) -> None:
+        """Ask for what had no room on the GPU, one law at a time: nothing else runs by now.
+
+        Then for laws that their own time left below their floor: the run's is not over.
+        """
+        if self._without_room:
+            prepared, found = self._without_room.pop(0)
+            self._ask_again(prepared, found, found.with_room_later)
+            return
+        for prepared, found in self._below_floor:
+            if found.judged < found.floor and found.finding is None:
+                self._ask_again(prepared, found)
+        self._below_floor.clear()
+
+    def _ask_again(
+        self, prepared: Prepared, found: LawReport, again: Sequence[Problem] = ()
+    ) -> None:
+        """Ask for what a law has left: problems that had no room, or else further ones."""
+        law = next(law for law in prepared.laws if law.name == found.law)
+        # Another seed: those of the run's own were judged.
+        seed, missing = self.report.seed, found.floor - found.judged
+        options = SearchOptions(
+            self.plan.profile,
+            seed if again else seed + 1,
+            len(again) or missing,
+            math.inf,
+            confirm=self.plan.confirm,
+            longest=bool(again),
+        )
+        ask = partial(self._search_again, prepared.candidate, law, options, tuple(again))
+        take = partial(self._take_again, prepared, found)
+        self._scheduler.ask(Question(prepared.report, ask, take, REPLAY_RANK))
+
+    def _search_again(
+        self,
+        candidate: Candidate,
+        law: Law,
+        options: SearchOptions,
+        again: Sequence[Problem],
+        worker: Worker,
+    ) -> LawReport:
+        worker.renew()  # it holds what other problems needed
+        return self._search(worker, candidate, law, options, again=again)
+
+    def _take_again(self, prepared: Prepared, found: LawReport, later: LawReport) -> None:
+        found.include_later(later)
+        prepared.reached.include(later)
+        later.forget(all_of_them=later.finding is None)
+        self._take_finding(prepared, later)

@@ -7,16 +7,15 @@ import threading
 import time
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 
 from kernelproof.impl import Implementation, Target, implementation
 from kernelproof.properties.findings.report import Finding, ImplementationReport, LawReport
 from kernelproof.properties.search.building import Builder
-from kernelproof.properties.search.engine import FIRST_PROBLEMS, Run
+from kernelproof.properties.search.engine import EARLY_PROBLEMS, Examined, Run
 from kernelproof.properties.search.plan import Plan
-from kernelproof.properties.search.priority_executor import PriorityExecutor
 from kernelproof.properties.search.progress import Progress
 from kernelproof.properties.space.profiles import Profile
 from kernelproof.reference import AttentionProblem, Problem
@@ -145,7 +144,7 @@ def test_the_first_module_is_judged_while_others_are_built(
     (law,) = report.laws
     assert len(progress.findings) == len(report.findings) == findings
     if not findings:
-        assert law.judged >= TINY.problems + FIRST_PROBLEMS
+        assert law.judged >= TINY.problems + EARLY_PROBLEMS
         assert set(report.coverage.unseen.get("head_dims", ())).isdisjoint(
             f"({dim}, {dim})" for dim in (16, 32, 64)
         )
@@ -163,7 +162,7 @@ def test_what_exists_is_judged_before_all_implementations_are_known(
     for report in reports:
         assert not report.error
         assert report.modules == 3
-        assert report.laws[0].judged >= TINY.problems + FIRST_PROBLEMS
+        assert report.laws[0].judged >= TINY.problems + EARLY_PROBLEMS
 
 
 class Held(Run):
@@ -173,14 +172,14 @@ class Held(Run):
 
     def _search(self, *given: Any) -> LawReport:  # noqa: ANN401  the method's own arguments
         _, _, law, options = given
-        if options.problems == FIRST_PROBLEMS and options.floor == 0:
+        if options.problems == EARLY_PROBLEMS and options.floor == 0:
             self.early.append(law.name)
             (Path(os.environ[FOLDER]) / "judged").touch()
             assert self.prepared.wait(WAIT_SECONDS)
         return super()._search(*given)
 
-    def _submit_stored(self, *given: Any) -> None:  # noqa: ANN401
-        super()._submit_stored(*given)
+    def _begin(self, *given: Any) -> None:  # noqa: ANN401
+        super()._begin(*given)
         self.prepared.set()
 
     prepared = threading.Event()
@@ -199,15 +198,14 @@ def test_laws_that_have_not_begun_on_first_problems_are_left_to_all_modules(
     assert all(law.judged > 0 for law in report.laws)
 
 
-def test_what_is_prepared_has_no_first_problems_any_more() -> None:
+def test_what_is_prepared_is_not_searched_early_any_more() -> None:
     """Where all modules exist, both come at the same moment, in any order."""
     run = Run(Plan([f"{__file__}:known_soon"], TINY))
     report = ImplementationReport("exists", "exists")
-    run._begun.put((report, Any))  # type: ignore[arg-type]  # which is not looked into
-    run._prepared.add(id(report))
-    run._submit_begun(PriorityExecutor(1), {})
-    assert run._begun.empty()
-    run._pool.close()
+    examined = Examined(report, ready=True)
+    run._begin_early(examined, cast("Any", None))  # which is not looked into
+    assert examined.prepared is None
+    run._scheduler.pool.close()
 
 
 def test_nothing_is_built_that_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -500,7 +500,7 @@ def test_under_a_sanitizer_replays_have_a_tenth_of_the_run_and_come_last(
 
     opened = pools.open_pool
     monkeypatch.setattr(engine, "open_pool", open_pool)
-    monkeypatch.setattr(Run, "_replay", replayed)
+    monkeypatch.setattr(engine, "replay", replayed)
     monkeypatch.setattr(Run, "_search", searched)
     (report,) = execute("honest_attention", sanitizer="memcheck", corpus=cases).implementations
     assert not report.error, report.error

@@ -1,0 +1,251 @@
+"""Questions to isolated workers: which is asked next, who takes the answer, and when a run ends."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+from ..findings.report import INTERRUPTED, TIME
+from ..isolation.workers import Worker, WorkerPool
+from ..worker.requests import DeviceLostError
+from .priority_executor import PriorityExecutor
+
+GRACE_SECONDS = 4.0
+"""Seconds that a run which ends early waits for the questions in progress."""
+LAST_SECONDS = 2.0
+"""Seconds that it then waits for questions whose workers were ended."""
+TICK_SECONDS = 0.2
+"""Most seconds between two checks whether the run is to end early."""
+Lease = Callable[[], AbstractContextManager[Worker]]
+"""Returns a context in which a worker belongs to the caller."""
+
+
+class Ending:
+    """The end of a run: its time is over, somebody asks for it, or its device is lost.
+
+    Args:
+        seconds: seconds that the run may take.
+
+    Attributes:
+        asked: why the run is to end, one of ``ENDINGS``; empty while it is not.
+        ended: why it ended before all questions were answered; empty if it did not.
+        lost: why the device was lost; empty if it was not.
+        cut_off: whether workers were ended: what fails from then on is no fault of theirs.
+    """
+
+    def __init__(self, seconds: float = math.inf) -> None:
+        self.asked = self.ended = self.lost = ""
+        self.cut_off = False
+        self._until = time.monotonic() + seconds
+        self._stopped = threading.Event()
+
+    def end(self, why: str) -> None:
+        """End the run soon, from any thread or a handler of signals.
+
+        Args:
+            why: one of ``ENDINGS``.
+        """
+        # A handler may interrupt any line of the main thread: it takes no lock.
+        self.asked = why
+
+    @property
+    def due(self) -> bool:
+        """Whether the run is to end."""
+        if not self.asked and time.monotonic() > self._until:
+            self.asked = TIME
+        return bool(self.asked)
+
+    def stop(self) -> None:
+        """Let no question begin, and those in progress end after their case."""
+        self._stopped.set()
+
+    def stopped(self) -> bool:
+        """Whether no question is to begin."""
+        return self._stopped.is_set()
+
+    def lose(self, why: str) -> None:
+        """Stop, as the device is gone; the first reason stays."""
+        self.lost = self.lost or why
+        self.stop()
+
+
+class Asked(Protocol):
+    """The record of an implementation that is asked about."""
+
+    @property
+    def reference(self) -> str:
+        """Its MODULE:NAME, by which workers know whose code they have loaded."""
+
+    def fail(self, error: object) -> None:
+        """Record a failure of the suite itself."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question about an implementation.
+
+    Attributes:
+        about: the record of the implementation.
+        ask: asks a worker, in a thread that has leased it.
+        take: takes the answer, in the thread of ``Scheduler.run``.
+        rank: the question of the lowest rank is asked first.
+    """
+
+    about: Asked
+    ask: Callable[[Worker], Any]
+    take: Callable[[Any], None]
+    rank: int = 0
+
+
+class Scheduler:
+    """Asks questions, several at a time, until all are answered or the run ends.
+
+    All answers are taken in one thread, that of ``run``: whoever takes them needs no lock.
+
+    Args:
+        pool: the workers, which the scheduler closes.
+        jobs: questions that are asked at a time.
+        ending: when the run ends.
+        beside: most threads of ``ask_beside``.
+        close: ends what runs beside the workers, such as builds; called when the run ends.
+    """
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        jobs: int,
+        ending: Ending,
+        *,
+        beside: int = 1,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.pool, self.ending = pool, ending
+        self._close = close
+        self._asking = PriorityExecutor(jobs)
+        # Preparing waits for compilers, which must not keep other questions from being asked.
+        self._beside = ThreadPoolExecutor(max(1, beside))
+        # Not ``concurrent.futures.wait``: it would look at each of a thousand futures each time.
+        self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._pending: dict[Future[Any], tuple[Asked, Callable[[Any], None]]] = {}
+
+    def ask(self, question: Question) -> None:
+        """Queue a question; it is dropped where the run ends."""
+        if not self.ending.stopped():
+            work = partial(self._leased, question)
+            owner = question.about.reference
+            future = self._asking.submit(question.rank, work, owner)
+            self._expect(future, question.about, question.take)
+
+    def ask_beside(
+        self, about: Asked, ask: Callable[[Lease], Any], take: Callable[[Any], None]
+    ) -> None:
+        """Ask in a thread that has no worker; it is given a function that leases one."""
+        self._expect(self._beside.submit(ask, partial(self._lease, about)), about, take)
+
+    def post(self, about: Asked, take: Callable[[], None]) -> None:
+        """Have a part of an answer taken in the thread of ``run``, from any other thread."""
+        self._events.put(partial(self._settle, about, take))
+
+    def withdraw(self, about: Asked | None = None) -> None:
+        """Drop the questions that have not begun: about one implementation, or about all."""
+        for future, (of, _) in [*self._pending.items()]:
+            if (about is None or of is about) and future.cancel():
+                del self._pending[future]
+
+    def run(self, idle: Callable[[], None] = lambda: None) -> None:
+        """Take answers until there are none to come, or the run ends early.
+
+        Args:
+            idle: called when nothing is in progress; may ask more.
+        """
+        with self._asking, self._beside, self.pool:
+            try:
+                while not self.ending.due:
+                    if not self._pending:
+                        idle()
+                    if not self._pending:
+                        break
+                    self._take(TICK_SECONDS)
+                if self._pending:
+                    self._end_early()
+            except KeyboardInterrupt:
+                self.ending.end(INTERRUPTED)
+                self._end_early()
+            finally:
+                # Ends whatever still runs: the executors wait for their threads.
+                self.ending.stop()
+                self._close()
+                self.pool.close()
+        self._take(0)
+
+    def _end_early(self) -> None:
+        """Let questions in progress end after their case, and take what they have learned."""
+        self.ending.ended = self.ending.asked
+        self.ending.stop()
+        self._close()
+        self.withdraw()
+        self._take_for(GRACE_SECONDS)
+        self.ending.cut_off = True
+        self.pool.close()
+        self._take_for(LAST_SECONDS)
+
+    def _take_for(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self._pending and (left := deadline - time.monotonic()) > 0:
+            self._take(left)
+
+    def _take(self, timeout: float) -> None:
+        """Wait for the next answer, and take all that have come."""
+        try:
+            event = self._events.get(timeout=timeout)
+        except Empty:
+            return
+        event()
+        while not self._events.empty():
+            self._events.get()()
+
+    def _expect(self, future: Future[Any], about: Asked, take: Callable[[Any], None]) -> None:
+        self._pending[future] = about, take
+        future.add_done_callback(lambda ended: self._events.put(partial(self._take_answer, ended)))
+
+    def _take_answer(self, future: Future[Any]) -> None:
+        if future in self._pending:  # else it was withdrawn
+            about, take = self._pending.pop(future)
+            self._settle(about, lambda: take(future.result()))
+
+    def _settle(self, about: Asked, take: Callable[[], None]) -> None:
+        try:
+            take()
+        except CancelledError:
+            pass
+        except DeviceLostError as error:
+            self.ending.lose(str(error))
+            self._close()
+            self.withdraw()
+        except Exception as error:  # noqa: BLE001  one failure must not cost the others' results
+            if not self.ending.cut_off:
+                about.fail(error)
+
+    @contextmanager
+    def _lease(self, about: Asked) -> Iterator[Worker]:
+        with self.pool.lease(about.reference) as worker:
+            if self.ending.stopped():  # since it was queued
+                raise CancelledError
+            try:
+                yield worker
+            except DeviceLostError:
+                # Here: the thread that takes answers may be too late for the next question.
+                self.ending.stop()
+                raise
+
+    def _leased(self, question: Question) -> Any:  # noqa: ANN401  whatever the worker answers
+        with self._lease(question.about) as worker:
+            return question.ask(worker)
