@@ -138,6 +138,10 @@ class Tried:
     trials: list[Trial] = field(default_factory=list)
     builds: list[Build] = field(default_factory=list)
 
+    def fail(self, error: object) -> None:
+        """Record why it could not be asked, or a failure of the suite itself; the first stays."""
+        self.error = self.error or str(error).strip().splitlines()[0]
+
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dictionary."""
         return {

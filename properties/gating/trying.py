@@ -6,30 +6,27 @@ module builds it, in parallel with others, and the rest then cost milliseconds.
 
 from __future__ import annotations
 
-import itertools
 import math
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ...impl import Target
 from ...impl.gating import RuleBook
 from ...impl.protocol import EVERY_RULE
-from ...reference import Problem
 from ..findings.ledger import Ledger
-from ..findings.report import INTERRUPTED, TERMINATED, TIME
+from ..findings.report import INTERRUPTED, TERMINATED
 from ..isolation.machine import cores
 from ..isolation.workers import Deadlines, Worker
 from ..search.building import BUILD_DEADLINES, compilers, limited_to
+from ..search.scheduler import Ending, Question, Scheduler
 from ..space.restrictions import WHOLE_SPACE, Only
 from ..verdicts.operations import OPERATIONS
 from ..verdicts.verdict import Verdict
 from ..worker.pools import open_pool
-from ..worker.requests import Address, DeviceLostError, HarnessError, probe_device, verdict_of
+from ..worker.requests import Address, probe_device, verdict_of
 from .cells import SUPPORTED, Cell
 from .grouping import Choice, Group, groups_of
 from .trials import (
@@ -41,6 +38,7 @@ from .trials import (
     Build,
     Trial,
     Tried,
+    counts,
     outcome_of,
     status_of,
 )
@@ -51,8 +49,6 @@ CALLING_SLOWLY = Deadlines(run=120.0, compile=180.0, specialise=180.0)
 """On a CPU: Triton's interpreter takes its time."""
 MOST_WORKERS = 16
 LEFT_OUT = "its module is not among those that were to be built"
-WATCH_SECONDS = 0.1
-"""Seconds between two questions whether the run is to end early."""
 SLOWEST_FIRST = ("fa3", "fa2", "cuda-core")
 """Backends whose modules take longest to build."""
 
@@ -120,40 +116,15 @@ class Trying:
         self.order = order
         self.target = Target.here(order.device)
         self.report = Report(self.target.to_json())
-        self._tell = tell
-        self._stop = threading.Event()
-        self._asked_to_end = ""
-        self._lock = threading.Lock()
-        self._trials: dict[tuple[str, Problem], Trial] = {}
+        self.ending = Ending(order.seconds)
+        self._tell, self._started = tell, time.monotonic()
+        self._groups: list[Group] = []
+        self._cell_count = self._build_count = 0
         most = cores() // 2 if order.device == "cuda" else cores()
-        self._jobs = order.jobs or max(1, min(most, MOST_WORKERS))
-        self._pool = open_pool(
-            order.device,
-            size=self._jobs,
-            standby=False,
-            environment=limited_to(compilers() // self._jobs),
-        )
-        self._numbers = {"built": itertools.count(1), "tried": itertools.count(1)}
-
-    def execute(self) -> Report:
-        """Try everything, and report what was learned even if the run ends early."""
-        self._started = time.monotonic()
-        groups: list[Group] = []
-        with self._ended_early(), self._pool, ThreadPoolExecutor(self._jobs) as threads:
-            try:
-                made = threads.map(self._prepare, *zip(*self._names(), strict=True))
-                groups = [group for each in made for group in each]
-                self._build_count = sum(group.first is not None for group in groups)
-                self._cell_count = sum(len(group.cells) for group in groups)
-                self._say(f"{self._cell_count} cells, {self._build_count} modules to build")
-                list(threads.map(self._try_group, sorted(groups, key=_slowest_first)))
-            except BaseException:
-                self._stop.set()
-                self._pool.close()  # ends whatever still runs: the executor waits for it
-                raise
-        self._collect(groups)
-        self.report.seconds = time.monotonic() - self._started
-        return self.report
+        jobs = order.jobs or max(1, min(most, MOST_WORKERS))
+        environment = limited_to(compilers() // jobs)
+        pool = open_pool(order.device, size=jobs, standby=False, environment=environment)
+        self._scheduler = Scheduler(pool, jobs, self.ending)
 
     def end(self, why: str) -> None:
         """End the run early, from any thread or a handler of signals: ``execute`` returns soon.
@@ -161,77 +132,53 @@ class Trying:
         Args:
             why: one of ``ENDINGS``.
         """
-        # A handler may interrupt any line of the main thread: it takes no lock.
-        self._asked_to_end = why
+        self.ending.end(why)
 
-    @contextmanager
-    def _ended_early(self) -> Iterator[None]:
-        """End the run, and what is built or called then, when its time is over or somebody asks."""
-        done = threading.Event()
-
-        def watch() -> None:
-            while not done.wait(WATCH_SECONDS):
-                if time.monotonic() - self._started > self.order.seconds:
-                    self.end(TIME)
-                if self._asked_to_end:
-                    self.report.ended = self._asked_to_end
-                    self._stop.set()
-                    self._pool.close()
-                    return
-
-        watcher = threading.Thread(target=watch, name="ending", daemon=True)
-        watcher.start()
-        try:
-            yield
-        finally:
-            done.set()
-            watcher.join()
-
-    def _names(self) -> list[tuple[str, str]]:
+    def execute(self) -> Report:
+        """Try everything, and report what was learned even if the run ends early."""
         for name, reference in self.order.implementations.items():
-            self.report.implementations.append(Tried(name, reference))
-        return [(each.name, each.reference) for each in self.report.implementations]
+            tried = Tried(name, reference)
+            self.report.implementations.append(tried)
+            take = partial(self._take_survey, tried)
+            self._scheduler.ask(Question(tried, partial(self._survey, tried), take))
+        self._scheduler.run(self._ask_groups)
+        self.report.ended, self.report.lost = self.ending.ended, self.ending.lost
+        self._add_unreached()
+        self.report.seconds = time.monotonic() - self._started
+        return self.report
 
-    def _prepare(self, name: str, reference: str) -> list[Group]:
+    def _survey(self, tried: Tried, worker: Worker) -> tuple[list[Group], list[Cell]]:
         """Ask an implementation what it can express, and group that by module."""
-        tried = next(each for each in self.report.implementations if each.name == name)
-        address = Address(reference, None, self.order.device, without_rules=(EVERY_RULE,))
-        try:
-            with self._pool.lease() as worker:
-                order = self.order
-                choice = Choice(order.book, order.modules, order.only)
-                groups, left_out = groups_of(worker, tried, address, self.target, choice)
-            why = Verdict("UNSUPPORTED", message=LEFT_OUT)
-            for cell in left_out:
-                self._note(_unrun(tried, cell, why))
-        except HarnessError as error:
-            tried.error = str(error).strip().splitlines()[0]
-            return []
-        except RuntimeError:  # the pool was closed
-            if not self._stop.is_set():
-                raise
-            return []
-        return groups
+        order = self.order
+        address = Address(tried.reference, None, order.device, without_rules=(EVERY_RULE,))
+        choice = Choice(order.book, order.modules, order.only)
+        return groups_of(worker, tried, address, self.target, choice)
 
-    def _try_group(self, group: Group) -> None:
+    def _take_survey(self, tried: Tried, found: tuple[list[Group], list[Cell]]) -> None:
+        groups, left_out = found
+        self._groups += groups
+        tried.trials += [_unrun(tried, cell, LEFT_OUT) for cell in left_out]
+
+    def _ask_groups(self) -> None:
+        """Ask about all cells, once every implementation is known: those of slow builds first."""
+        if self._cell_count:
+            return  # they were asked about, and all is answered
+        self._cell_count = sum(len(group.cells) for group in self._groups)
+        self._build_count = sum(group.first is not None for group in self._groups)
+        self._say(f"{self._cell_count} cells, {self._build_count} modules to build")
+        for rank, group in enumerate(sorted(self._groups, key=_slowest_first)):
+            ask = partial(self._try_group, group)
+            self._scheduler.ask(Question(group.tried, ask, lambda _: None, rank))
+
+    def _try_group(self, group: Group, worker: Worker) -> None:
         """Build a module and try its cells, in one process as long as that lives."""
-        if self._stop.is_set():
-            return
-        try:
-            with self._pool.lease() as worker:
-                broken = self._build(worker, group)
-                for cell in group.cells:
-                    if self._stop.is_set():
-                        return
-                    self._note(self._try(worker, group, cell, broken))
-        except DeviceLostError as error:
-            self.report.lost = self.report.lost or str(error)
-            self._stop.set()
-        except HarnessError as error:
-            group.tried.error = group.tried.error or str(error).strip().splitlines()[0]
-        except RuntimeError:  # the pool was closed
-            if not self._stop.is_set():
-                raise
+        broken = self._build(worker, group)
+        for cell in group.cells:
+            if self.ending.stopped():
+                return
+            trial = self._try(worker, group, cell, broken)
+            # One by one: of a group that the end cuts off, those that were tried count.
+            self._scheduler.post(group.tried, partial(self._take_trial, group.tried, trial))
 
     def _build(self, worker: Worker, group: Group) -> Verdict | None:
         """Build a group's module; return the verdict on all its calls where it does not compile."""
@@ -240,20 +187,24 @@ class Trying:
         start = time.monotonic()
         verdict = self._first_call(worker, group, BUILD_DEADLINES)
         seconds = time.monotonic() - start
-        failed = verdict is not None and bool(
-            UNBUILT.search(f"{verdict.message}\n{verdict.trace}\n{verdict.printed}")
-            or verdict.status == "HANG"
+        if verdict is not None and verdict.status != "HANG":
+            said = f"{verdict.message}\n{verdict.trace}\n{verdict.printed}"
+            verdict = verdict if UNBUILT.search(said) else None
+        message = "" if verdict is None else verdict.message
+        build = Build(group.tried.name, group.key, seconds, message)
+        self._scheduler.post(
+            group.tried, partial(self._take_build, group.tried, build, built=verdict is None)
         )
-        message = verdict.message if failed and verdict else ""
-        with self._lock:
-            group.tried.builds.append(Build(group.tried.name, group.key, seconds, message))
-            self.report.build_seconds = time.monotonic() - self._started
-            done = next(self._numbers["built"])
-        what = "could not be built" if failed else "built"
+        return verdict
+
+    def _take_build(self, tried: Tried, build: Build, *, built: bool) -> None:
+        tried.builds.append(build)
+        self.report.build_seconds = time.monotonic() - self._started
+        done = sum(len(each.builds) for each in self.report.implementations)
+        what = "built" if built else "could not be built"
         self._say(
-            f"{group.tried.name}: module {done} of {self._build_count} {what} in {seconds:.0f} s"
+            f"{tried.name}: module {done} of {self._build_count} {what} in {build.seconds:.0f} s"
         )
-        return verdict if failed else None
 
     def _first_call(self, worker: Worker, group: Group, deadlines: Deadlines) -> Verdict | None:
         """Make the smallest call of a module; gives the verdict where it fails."""
@@ -285,27 +236,26 @@ class Trying:
             status = KNOWN
         return Trial(name, cell, law, happened, status, verdict, entry.id if entry else "")
 
-    def _note(self, trial: Trial) -> None:
-        with self._lock:
-            self._trials[(trial.implementation, trial.cell.problem)] = trial
+    def _take_trial(self, tried: Tried, trial: Trial) -> None:
+        tried.trials.append(trial)
         if trial.status == NOT_RUN:
             return
-        done = next(self._numbers["tried"])
+        done = counts(self.report.trials)["tried"]
         if trial.meaning:
             self._say(f"{trial.implementation}: {trial.cell.title}: {trial.happened}"[:300])
         if done % 50 == 0:
             self._say(f"{done} of {self._cell_count} cells tried")
 
-    def _collect(self, groups: Sequence[Group]) -> None:
-        """Return the trials of each implementation in order, those that were not reached too."""
-        unreached = Verdict("UNSUPPORTED", message=self.report.lost or "the run ended before")
-        for group in groups:
-            for cell in group.cells:
-                key = (group.tried.name, cell.problem)
-                self._trials.setdefault(key, _unrun(group.tried, cell, unreached))
+    def _add_unreached(self) -> None:
+        """Add the cells that were not reached, and put all cells in their order."""
+        for group in self._groups:
+            reached = {trial.cell.number for trial in group.tried.trials}
+            why = self.report.lost or "the run ended before"
+            group.tried.trials += [
+                _unrun(group.tried, cell, why) for cell in group.cells if cell.number not in reached
+            ]
         for tried in self.report.implementations:
-            mine = [trial for (name, _), trial in self._trials.items() if name == tried.name]
-            tried.trials = sorted(mine, key=lambda trial: trial.cell.number)
+            tried.trials.sort(key=lambda trial: trial.cell.number)
 
     def _say(self, text: str) -> None:
         self._tell(f"[{time.monotonic() - self._started:5.1f} s] {text}")
@@ -317,5 +267,6 @@ def _slowest_first(group: Group) -> tuple[int, int]:
     return rank, group.first is None
 
 
-def _unrun(tried: Tried, cell: Cell, why: Verdict) -> Trial:
-    return Trial(tried.name, cell, OPERATIONS[tried.operation].law, "", NOT_RUN, why)
+def _unrun(tried: Tried, cell: Cell, why: str) -> Trial:
+    verdict = Verdict("UNSUPPORTED", message=why)
+    return Trial(tried.name, cell, OPERATIONS[tried.operation].law, "", NOT_RUN, verdict)
