@@ -10,7 +10,7 @@ from kernelproof import __version__
 
 if TYPE_CHECKING:
     from kernelproof.properties.collection.conformance import Suite
-    from kernelproof.properties.collection.items import Item
+    from kernelproof.properties.collection.surveying import Item
 
 
 def _suite(config: pytest.Config) -> Suite:

@@ -13,38 +13,38 @@ from typing import Any, Literal
 from hypothesis.database import ExampleDatabase
 
 from ...impl import Target
+from ...reference import Problem
 from ..findings.cases import CaseWriter, replay_command
-from ..findings.corpus import load_case
+from ..findings.corpus import Case, load_case
 from ..findings.expectations import read_expectations
 from ..findings.ledger import Entry, LedgerError
 from ..findings.not_run import BROKEN, ENDED, JUDGED, Reason, reason_of
 from ..findings.report import EARLY, Finding, ImplementationReport, LawReport, RunReport
 from ..findings.text_format import finding_lines
 from ..isolation.workers import Worker
-from ..laws import Law, find_law, laws_of
+from ..laws import find_law, laws_of
 from ..search.building import Builder
 from ..search.candidate import Candidate, warm_up
 from ..search.costs import CostsError
-from ..search.drawing import SearchOptions
 from ..search.examples import ExamplesError, examples_on, open_examples
 from ..search.law_search import LawSearch
-from ..search.plan import Plan, floor_of, problems_of, seconds_of
-from ..search.preparation import prepare
-from ..search.replays import judge_known, judge_stored
-from ..space.axes import example
+from ..search.plan import Plan, options_of, seconds_of
+from ..search.preparation import Setting, prepare
+from ..search.replays import replay
+from ..search.scheduler import Ending
 from ..space.profiles import GATE_SHARE
 from ..verdicts.text import compact
 from ..worker.pools import open_pool
 from ..worker.requests import DeviceLostError, HarnessError
-from .items import Item, Survey, items_of
-from .surveying import Choices, take_survey
+from .surveying import Choices, Item, Survey, Surveyed, items_of, take_survey
 from .xdist_lock import Interruption, SuiteRefusedError, once, shared
 
 MARGIN_SECONDS = 300.0
-"""Seconds for starting workers, timing, and confirming a finding in a fresh process, at most."""
+"""Most seconds for starting workers, timing, and confirming a finding in a fresh process."""
 COMPILE_SECONDS = 900.0
+"""Most seconds for compiling a configuration before its search."""
 BUILD_SECONDS = 3600.0
-"""Seconds for building modules ahead on a GPU, or waiting for the processes that do, at most."""
+"""Most seconds for building modules ahead on a GPU, or waiting for the processes that do."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,8 @@ class Suite:
             costs = choices.read_costs()
         except (LedgerError, ExamplesError, CostsError) as error:
             raise SuiteRefusedError(str(error)) from error
-        self._choices, self._jobs, self._lost = choices, jobs, ""
-        self._common = common
-        self.interruption = Interruption(common)
+        self._choices, self._jobs = choices, jobs
+        self._ending, self.interruption = Ending(), Interruption(common)
         # Where other processes keep the cores busy, a spare worker would only take time from them.
         self._pool = open_pool(choices.device, standby=jobs == 1, environment=environment)
         self._builder = Builder()
@@ -101,8 +100,8 @@ class Suite:
             self.close()
             raise
         self.items = items_of(self.survey)
-        self._target = Target(**self.survey.target)
-        self._plan = Plan(
+        target = Target(**self.survey.target)
+        plan = Plan(
             [each.name for each in self.survey.implementations],
             choices.profile,
             operation=choices.operation,
@@ -116,7 +115,10 @@ class Suite:
             environment=environment or {},
             distrust=choices.distrust,
         )
-        self._examples = examples_on(self._plan.examples, self._target)
+        self._setting = Setting(
+            plan, target, self._builder, once=partial(once, common), stored=self._stored
+        )
+        self._examples = examples_on(plan.examples, target)
         self._writer = CaseWriter(
             choices.cases, choices.operation, self._ledger, flag="--kernelproof-cases"
         )
@@ -142,12 +144,17 @@ class Suite:
 
     def seconds(self, item: Item) -> float:
         """Return the seconds after which an item has surely gone wrong."""
-        most = MARGIN_SECONDS + 10 * self._plan.profile.shrink_seconds
+        plan, law = self._setting.plan, item.law and find_law(item.law)
+        most = MARGIN_SECONDS + 10 * plan.profile.shrink_seconds
         if item.configuration.fixed:
             most += COMPILE_SECONDS
         if self._choices.device == "cuda":
             most += BUILD_SECONDS
-        return most + (self._seconds(item, find_law(item.law)) if item.law else 0.0)
+        if not law:
+            return most
+        surveyed = item.implementation
+        laws, parts = laws_of(surveyed.operation), len(surveyed.configurations)
+        return most + seconds_of(plan, law, laws, self._jobs, parts)
 
     def judge(self, item: Item) -> Judged:
         """Search for a failure, or replay one."""
@@ -163,7 +170,7 @@ class Suite:
             try:
                 judged = self._judge(worker, item)
             except DeviceLostError as error:
-                self._lost = str(error)
+                self._ending.lose(str(error))
                 judged = Judged("failed", f"LOST  {surveyed.label}\n  {error}")
             except (HarnessError, LedgerError, LookupError) as error:
                 judged = Judged("failed", f"{surveyed.label}: the suite failed: {error}")
@@ -175,32 +182,12 @@ class Suite:
             failed = Judged("failed", f"{surveyed.name}: {surveyed.error}")
             left_out = Judged("skipped", surveyed.error, _not_run((BROKEN, "")))
             return left_out if surveyed.left_out else failed
-        ended = f"the device was lost: {self._lost}" if self._lost else ""
+        ended = f"the device was lost: {self._ending.lost}" if self._ending.lost else ""
         ended = "the run was interrupted" if self.interruption() else ended
         if ended or surveyed.unsupported:
             text = f"{surveyed.label}: {ended or surveyed.unsupported}"
             return Judged("skipped", text, _not_run((ENDED, "") if ended else surveyed.reason))
-        if surveyed.name not in self._prepared:
-            report = ImplementationReport(surveyed.name, surveyed.reference)
-            self._prepared[surveyed.name] = (
-                report,
-                prepare(
-                    lambda: nullcontext(worker),
-                    self._plan,
-                    report,
-                    self._builder,
-                    self._target,
-                    once=partial(once, self._common),
-                    stored=lambda _: [
-                        load_case(Path(each.case)).problem
-                        for each in self.items
-                        if each.case and each.implementation is surveyed
-                    ],
-                ),
-            )
-            if (prepared := self._prepared[surveyed.name][1]) is not None:
-                self._choices.keep_cost(prepared)
-        report, candidate = self._prepared[surveyed.name]
+        report, candidate = self._prepare(worker, surveyed)
         if candidate is None:
             if report.error:
                 return Judged("failed", f"{surveyed.label}: {report.error}")
@@ -210,6 +197,26 @@ class Suite:
             return self._replay(worker, item, candidate, report)
         return self._search(worker, item, self._part(item, candidate), report)
 
+    def _prepare(
+        self, worker: Worker, surveyed: Surveyed
+    ) -> tuple[ImplementationReport, Candidate | None]:
+        """Prepare an implementation at its first item."""
+        if surveyed.name not in self._prepared:
+            report = ImplementationReport(surveyed.name, surveyed.reference)
+            candidate = prepare(self._setting, report, lambda: nullcontext(worker))
+            self._prepared[surveyed.name] = report, candidate
+            if candidate is not None:
+                self._choices.keep_cost(candidate)
+        return self._prepared[surveyed.name]
+
+    def _stored(self, report: ImplementationReport) -> list[Problem]:
+        """Return the problems of an implementation's stored cases."""
+        return [
+            load_case(Path(each.case)).problem
+            for each in self.items
+            if each.case and each.implementation.reference == report.reference
+        ]
+
     def _search(
         self,
         worker: Worker,
@@ -217,14 +224,18 @@ class Suite:
         candidate: Candidate,
         report: ImplementationReport,
     ) -> Judged:
-        law, plan = find_law(item.law), self._plan
-        problems = problems_of(plan, law, candidate.cost, len(item.implementation.configurations))
-        options = SearchOptions(
-            plan.profile,
-            self._seed(item),
-            problems,
-            self._seconds(item, law),
-            floor_of(law, problems),
+        law, laws = find_law(item.law), laws_of(item.implementation.operation)
+        parts = len(item.implementation.configurations)
+        options = replace(
+            options_of(
+                self._setting.plan,
+                law,
+                laws,
+                candidate.cost,
+                seed=self._seed(item),
+                jobs=self._jobs,
+                parts=parts,
+            ),
             examples=self._examples and replace(self._examples, part=item.configuration.id),
         )
         if item.configuration.fixed:
@@ -245,7 +256,7 @@ class Suite:
 
     def _lose(self, found: LawReport, report: ImplementationReport) -> Judged:
         """Report a device that is gone, and the finding that took it."""
-        self._lost = found.lost
+        self._ending.lose(found.lost)
         text = f"LOST  {report.name}\n  {found.lost}"
         if found.finding is None:
             return Judged("failed", text)
@@ -256,42 +267,32 @@ class Suite:
         self, worker: Worker, item: Item, candidate: Candidate, report: ImplementationReport
     ) -> Judged:
         case = load_case(Path(item.case))
-        law, problem = case.law, case.problem
-        warm_up(worker, candidate)
-        known = self._known(case.path, law, report.name)
-        if known is None:
-            verdict = judge_stored(case, worker, candidate)
-        else:
-            verdict = judge_known(known, case, worker, candidate)
+        replayed = replay(self._owner(case, report.name) or case, worker, candidate)
+        verdict, finding = replayed.verdict, replayed.finding
         if verdict.status == "UNSUPPORTED" or verdict.vacuous:
             why = verdict.message or "nothing to judge"
-            return Judged("skipped", f"{report.name}: {law}: {why}", _not_run((JUDGED, "")))
-        entry = candidate.explanation(law, verdict, problem)
-        passes = known if known is not None and not verdict.bad else None
-        verdict = passes.retired(law, verdict) if passes else verdict
-        found = LawReport(law, judged=1, interpreted=verdict.interpreted)
-        if verdict.status == "PASS":
+            return Judged("skipped", f"{report.name}: {case.law}: {why}", _not_run((JUDGED, "")))
+        found = LawReport(case.law, judged=1, interpreted=verdict.interpreted)
+        if finding is None:
             return Judged("passed", properties=_counts(found))
-        found.known.update([entry.id] if entry else [])
-        finding = Finding(report.name, law, verdict, problem, entry.id if entry else None)
-        finding.contradicts = passes.id if passes else None
+        found.known.update([finding.entry] if finding.entry else [])
         finding.replay = replay_command(case.path)
         return self._tell(found, finding, report)
 
-    def _known(self, path: Path, law: str, label: str) -> Entry | None:
+    def _owner(self, case: Case, label: str) -> Entry | None:
         """Return the entry that says that a case fails here, if one does."""
         for entry in self._ledger.entries:
-            mine = entry.applies_to(label, self._target) and entry.of_law(law)
-            if mine and entry.owns(path):
+            mine = entry.applies_to(label, self._setting.target) and entry.of_law(case.law)
+            if mine and entry.owns(case.path):
                 return entry
         return None
 
     def _tell(self, found: LawReport, finding: Finding, report: ImplementationReport) -> Judged:
-        profile = self._plan.profile
+        profile = self._setting.plan.profile
         run = RunReport(
             profile.name,
-            self._plan.seed,
-            self._target.to_json(),
+            self._setting.plan.seed,
+            self._setting.target.to_json(),
             soak=profile.soak,
             distrust=self._choices.distrust,
         )
@@ -313,33 +314,18 @@ class Suite:
 
     def _part(self, item: Item, candidate: Candidate) -> Candidate:
         """Restrict a search to the item's configuration; its laws share what they have found."""
-        fixed = item.configuration.fixed
-        if not fixed:
+        if not item.configuration.fixed:
             return candidate
         key = (item.implementation.name, item.configuration.id)
         if key not in self._parts:
-            axes = replace(
-                candidate.axes,
-                values={
-                    **candidate.axes.values,
-                    **{axis: (value,) for axis, value in fixed.items()},
-                },
-                simplest={**candidate.axes.simplest, **fixed},
-            )
-            first = example(axes.operation, axes.simplest) if candidate.warm_up else None
-            self._parts[key] = replace(candidate, axes=axes, warm_up=first, smallest=[])
+            self._parts[key] = candidate.restricted_to(item.configuration.fixed)
         return self._parts[key]
-
-    def _seconds(self, item: Item, law: Law) -> float:
-        laws = laws_of(item.implementation.operation)
-        parts = len(item.implementation.configurations)
-        return seconds_of(self._plan, law, laws, self._jobs, parts)
 
     def _seed(self, item: Item) -> int:
         """Return the seed of the search; a configuration without one has `kernelproof check`'s."""
         if not item.configuration.fixed:
-            return self._plan.seed
-        text = f"{self._plan.seed}|{item.configuration.id}"
+            return self._setting.plan.seed
+        text = f"{self._setting.plan.seed}|{item.configuration.id}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 

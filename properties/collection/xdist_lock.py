@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 STOP, JUDGED, LEFT = "stop", "judged.jsonl", "left"
-"""Files there: the run was interrupted; what became of items, a line each; what was left behind."""
+"""Names of files in the shared folder: mark of an interrupted run, outcomes of items (a line each),
+and what implementations left behind."""
 BUSY = "busy"
-"""Beginning of the names of files there that exist as long as a process searches."""
+"""Prefix of the names of files there that exist while a process searches."""
 PATIENCE_SECONDS, TICK_SECONDS = 10.0, 0.05
+"""Most seconds that an interrupted run waits for its searches, and seconds between two checks."""
 REFUSAL = "refusal"
 """File, in the folder that the processes share, with the reason why the suite cannot run."""
 

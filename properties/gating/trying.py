@@ -44,10 +44,11 @@ from .trials import (
 )
 
 CALLING = Deadlines(run=20.0, compile=180.0, specialise=180.0)
-"""Modules are built by then; the first call of each process still loads them."""
+"""Deadlines of a call whose module is built; the first call of each process still loads it."""
 CALLING_SLOWLY = Deadlines(run=120.0, compile=180.0, specialise=180.0)
-"""On a CPU: Triton's interpreter takes its time."""
+"""Deadlines of a call on a CPU, where Triton's interpreter is slow."""
 MOST_WORKERS = 16
+"""Most workers at a time, where the order names no number."""
 LEFT_OUT = "its module is not among those that were to be built"
 SLOWEST_FIRST = ("fa3", "fa2", "cuda-core")
 """Backends whose modules take longest to build."""

@@ -291,6 +291,9 @@ class WorkerProcess:
             if limit - left > _TICK_SECONDS:  # most cases are over before
                 left += self._clock.waited(self._process, stage, started, limit)
             tick = min(max(left, _LEAST_TICK_SECONDS), _TICK_SECONDS) if left > 0 else 0.0
+            # Poll before the deadline is looked at: an answer that is there counts, however late
+            # this side comes to read it. At the deadline the tick is 0, so that one last look is
+            # free.
             if self._poll.poll(math.ceil(1000 * tick)):
                 if not self._frames.receive():
                     raise _GoneError
@@ -308,6 +311,7 @@ class WorkerProcess:
         seconds = time.monotonic() - began
         self._cut_off = True
         detail = f"{overrun.stage} took longer than {overrun.limit:g} s"
+        # Before the kill: a dead process has no stacks.
         self._dump_stacks()
         if self._group.end() is None:
             detail += "; SIGKILL does not end it: its device may be lost"
@@ -321,10 +325,13 @@ class WorkerProcess:
             seconds = time.monotonic() - began
             return self._outcome("crash", seconds, kind="garbled connection", detail=str(error))
         patience = time.monotonic() + _EXIT_SECONDS
+        # The connection closes a moment before the process is dead, whose status says more.
         while not self._group.exited() and time.monotonic() < patience:
             time.sleep(0.002)
         by_itself = self._group.exited()
         status = self._group.end()
+        # The kernel counts kills of a whole group, and says not of whom. One more since the case
+        # began, together with a SIGKILL that we did not send, is taken to be this process's.
         for_memory = self._kills != kills()
         kind = describe_exit(status, for_memory=for_memory) if by_itself else CLOSED
         outcome = self._outcome("crash", time.monotonic() - began, kind=kind)

@@ -107,6 +107,7 @@ class ProcessGroup:
     def kill(self) -> None:
         """End the program and all that it has started, and do not wait, from any thread."""
         self._say(supervisor.END)
+        # A supervisor that was stopped hears nothing until it goes on.
         if self.above and self._supervisor.returncode is None:
             with contextlib.suppress(OSError):  # the program may have stopped it
                 os.kill(self.above, signal.SIGCONT)
@@ -127,6 +128,8 @@ class ProcessGroup:
                     above = self._supervisor.wait()
                     # The program has ended the process above it, and dies with it.
                     self._status = above if self._status is None else self._status
+                # Its supervisor was killed and named nothing as left: only the folder for temporary
+                # files, which all descendants inherit as a variable, still tells whose they are.
                 if not self._ended_well:
                     _end_by_folder(self._scratch)
                 self._link.close()

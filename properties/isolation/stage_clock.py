@@ -53,6 +53,7 @@ class StageClock:
         if started / _NANOSECONDS > self._looked and not {stage, self._stage} & _WITHIN:
             self._waited[stage] = 0.0
         self._stage, self._looked, self._delays = stage, time.monotonic(), delays
+        # Bounded: on a machine that never gives it a processor, the deadline still comes.
         return min(self._waited[stage], (MOST_TIMES - 1) * limit)
 
 

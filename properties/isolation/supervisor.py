@@ -189,6 +189,7 @@ class Family:
             else:
                 with contextlib.suppress(OSError):  # it may have no group yet, or none any more
                     os.killpg(self._program, signal.SIGKILL)
+        # What ends by itself within the grace was not left behind.
         for _ in _pauses(_GRACE_SECONDS):
             if not (self._reap() and self._others()):
                 break
@@ -196,6 +197,8 @@ class Family:
         unseen = 0
         for _ in _pauses(_PATIENCE_SECONDS):
             alive = self._others() if self._reap() else []
+            # Seen empty several times in a row: between two looks a process may fork and die, so
+            # that one look at the right moment sees nobody.
             unseen = 0 if alive else unseen + 1
             if unseen == _LOOKS or not self._reap():
                 break

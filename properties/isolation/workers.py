@@ -416,6 +416,8 @@ class WorkerPool:
                 self._line.remove(turn)
                 self._freed.notify_all()
             self._supply.check_open()
+            # Best is the worker that ran this owner last, then one that ever did, then the one that
+            # knows fewest: what others have loaded stays warm for them.
             worker = max(
                 reversed(self._idle),  # of several, the one that was given back last
                 key=lambda each: (each.owner == owner, owner in each.owners, -len(each.owners)),

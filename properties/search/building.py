@@ -10,10 +10,11 @@ import itertools
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 
 from ..findings.report import ImplementationReport
 from ..isolation.gpus import free_memory, visible_devices
@@ -22,7 +23,6 @@ from ..isolation.workers import Deadlines, Outcome, Worker, WorkerPool
 from ..space.module_selection import Module
 from ..worker.pools import open_pool
 from ..worker.requests import Address, probe_device
-from .build_scheduler import BuildScheduler
 
 Claim = Callable[[Collection[str]], bool]
 """Whether libraries are to be built on this machine; not where another one builds them."""
@@ -76,6 +76,64 @@ def builds_at_a_time(each: int, device: str) -> int:
 def was_built(outcome: Outcome) -> bool:
     """Whether a module was built: the seconds of a build that failed say nothing of its cost."""
     return outcome.status == "done" and "stopped" not in (outcome.result or {})
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    owner: str
+    minutes: float
+    share: int
+
+
+class BuildScheduler:
+    """Lets a few builds run at a time, each of which takes a share of what there is.
+
+    What only has to be loaded goes first. Then owners take turns, so that each has its first
+    module before any has its second. In a round the one whose builds take longest begins: begun
+    last, they would keep everybody waiting.
+    """
+
+    def __init__(self, shares: int) -> None:
+        self._free = shares
+        self._waiting: list[_Waiting] = []
+        self._begun: Counter[str] = Counter()
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def turn(self, owner: str, minutes: float, share: int = 1) -> Iterator[None]:
+        """Wait for a turn, and have it for the length of a with block.
+
+        Args:
+            owner: whose build it is.
+            minutes: that it takes, roughly; 0 if it only has to be loaded.
+            share: that it takes of all, of which there must be as many.
+        """
+        mine = _Waiting(owner, minutes, share)
+        with self._changed:
+            self._waiting.append(mine)
+            # Only the first in line may take shares, even if a later one would fit: else a build
+            # that needs all compilers would never find them free.
+            self._changed.wait_for(lambda: self._free >= share and mine is self._next())
+            self._waiting.remove(mine)
+            # Loading is no turn: it must not delay the owner's first build.
+            self._begun[owner] += minutes > 0
+            self._free -= share
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += share
+                self._changed.notify_all()
+
+    def _next(self) -> _Waiting:
+        """Return whose turn it is; of several alike, who came first."""
+        # In the order of the tuple: loading before building; the owner with fewer begun builds; the
+        # longer build, as a long one that begins last would end last by itself.
+        return min(
+            self._waiting,
+            key=lambda each: (each.minutes > 0, self._begun[each.owner], -each.minutes),
+        )
 
 
 class Builder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from ..findings.ledger import Entry, Ledger, holds
 from ..isolation.stages import Deadlines
 from ..isolation.workers import Worker
 from ..laws.law import Law
-from ..space.axes import Axes
+from ..space.axes import Axes, example
 from ..space.profiles import Cost
 from ..verdicts.verdict import Verdict
 from ..worker.requests import Address, probe_device
@@ -94,6 +95,13 @@ class Candidate:
     def own_name(self) -> str:
         """The name that it was declared with, whatever else the run judges."""
         return self.declared_name or self.name
+
+    def restricted_to(self, fixed: Mapping[str, Any]) -> Candidate:
+        """Return the part of it with these values of axes; the part's laws share what they find."""
+        values = {**self.axes.values, **{axis: (value,) for axis, value in fixed.items()}}
+        axes = replace(self.axes, values=values, simplest={**self.axes.simplest, **fixed})
+        first = example(axes.operation, axes.simplest) if self.warm_up else None
+        return replace(self, axes=axes, warm_up=first, smallest=[])
 
     def explanation(self, law: str, verdict: Verdict, problem: Problem) -> Entry | None:
         """Return the ledger entry that explains a verdict under a law, if one does."""

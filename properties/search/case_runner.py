@@ -17,7 +17,6 @@ from ..verdicts.verdict import Verdict
 from ..worker.memory_deaths import has_room_later, of_earlier_calls
 from ..worker.requests import probe_device, verdict_of
 from .candidate import Candidate, warm_up
-from .shrink_budget import ShrinkBudget
 
 BEFORE_A_CASE = ("load", "judge")
 """Stages of a worker before it runs a case. If a worker with several cases queued dies in one of
@@ -38,8 +37,8 @@ class CaseRunner:
         died: whether the last case cost the process.
         in_hand: what was judged when the device was lost.
         always_fresh: whether each case gets a fresh process.
-        confirms: whether a failure in a process in which others' code ran is judged again in a
-            fresh one.
+        attempts, deaths: problems that were judged one at a time, and those that ended a process.
+        passed: seconds of those of them that passed.
         starting_seconds: seconds in which processes were started and warmed up, or waited for
             memory of the GPU: no part of the law's time.
         avoided: predicates on problems that are not asked about, for they cost a process each.
@@ -50,28 +49,38 @@ class CaseRunner:
         worker: Worker,
         candidate: Candidate,
         law: Law,
-        budget: ShrinkBudget,
         judged: Callable[[int], None] = lambda _: None,
+        *,
+        confirms: bool = True,
     ) -> None:
         self.candidate, self.law, self.report = candidate, law, LawReport(law.name)
         self.verdicts: dict[str, Verdict] = {}
         self.known: dict[str, tuple[Problem, Verdict, Entry]] = {}
         self.died = self.always_fresh = False
-        self.confirms = True
+        self.attempts = self.deaths = 0
+        self.passed: list[float] = []
         self.starting_seconds = 0.0
         self.avoided: list[Mapping[str, Any]] = []
         self.in_hand: tuple[Problem, Verdict] | None = None
-        self._worker, self._budget, self._judged = worker, budget, judged
+        self._worker, self._judged, self._confirms = worker, judged, confirms
         self._asked: dict[str, Problem] = {}
 
-    def judge(self, problem: Problem, *, hurried: bool = False) -> Verdict:
-        """Ask about a problem, wait, and count.
+    def judge(self, problem: Problem, *, again: bool = False, hurried: bool = False) -> Verdict:
+        """Return the verdict on a problem, which is judged and counted the first time only.
 
         Args:
             problem: that is judged.
+            again: judge and count it in any case; the verdict is not remembered.
             hurried: a HANG or a CRASH is expected: see ``DeadlineModel.of``, and on a CPU the
                 worker judges in a fork, for which no other process must be started.
         """
+        if again:
+            return self._judge_now(problem, hurried=hurried)
+        if problem.id not in self.verdicts:
+            self.verdicts[problem.id] = self._judge_now(problem, hurried=hurried)
+        return self.verdicts[problem.id]
+
+    def _judge_now(self, problem: Problem, *, hurried: bool) -> Verdict:
         if self.always_fresh:
             self.renew()
         deadlines = self.candidate.deadlines_of(self.law, problem, hurried=hurried)
@@ -84,14 +93,11 @@ class CaseRunner:
         outcome = self._worker.run(request, deadlines)
         seconds = time.monotonic() - start
         verdict = self._learn(problem, outcome)
-        self._budget.note(seconds, died=self.died, passed=not verdict.bad)
+        self.attempts += 1
+        self.deaths += self.died
+        if not verdict.bad:
+            self.passed.append(seconds)
         return self._count(problem, verdict)
-
-    def verdict(self, problem: Problem, *, hurried: bool = False) -> Verdict:
-        """Return the verdict on a problem, which is judged the first time only."""
-        if problem.id not in self.verdicts:
-            self.verdicts[problem.id] = self.judge(problem, hurried=hurried)
-        return self.verdicts[problem.id]
 
     @property
     def waiting(self) -> int:
@@ -120,13 +126,17 @@ class CaseRunner:
         """
         problem, outcome = self._answer()
         verdict = self._learn(problem, outcome)
+        # It died while it loaded or compared: with cases queued, that may be the doing of the case
+        # before, so this one is judged by itself.
         if self.died and outcome.stage in BEFORE_A_CASE:
-            verdict = self.judge(problem)
+            verdict = self.judge(problem, again=True)
         else:
             verdict = self._count(problem, verdict)
         self.verdicts[problem.id] = verdict
         if not verdict.bad:
             return None
+        # The cases behind a failure were asked on the guess that it would pass: Hypothesis is to
+        # draw them anew once the failure is confirmed or was none.
         self._abandon()
         return problem
 
@@ -186,7 +196,8 @@ class CaseRunner:
             self.warm_up()
         elif verdict.calls:
             self.candidate.deadlines.record(problem, verdict.seconds / verdict.calls)
-        if outcome.shared and self.confirms and self._accused(problem, verdict):
+        # Before it is counted: the verdict of a process that others have used accuses nobody yet.
+        if outcome.shared and self._confirms and self._accused(problem, verdict):
             return self._judged_alone(problem)
         return verdict
 

@@ -52,7 +52,7 @@ class Confirmation:
 
     def confirm(self, problem: Problem) -> Failure | None:
         """Judge a problem, and again if it fails; None where it passes, is FLAKY or KNOWN."""
-        verdict = self._runner.verdict(problem)
+        verdict = self._runner.judge(problem)
         if not verdict.bad:
             return None
         self.unsure = (problem, verdict)
@@ -70,7 +70,7 @@ class Confirmation:
             return first
         if not self._runner.always_fresh:
             self._runner.renew()
-        again = self._runner.judge(smallest.problem)
+        again = self._runner.judge(smallest.problem, again=True)
         return replace(smallest, verdict=again) if first.is_like(again) else first
 
     def in_fresh_process(self, failure: Failure) -> Verdict:
@@ -80,7 +80,7 @@ class Confirmation:
             message = f"in the first calls of a process alone: {verdict.message}"
             return replace(verdict, message=message)
         self._runner.renew()
-        if self._runner.judge(failure.problem).bad:
+        if self._runner.judge(failure.problem, again=True).bad:
             return verdict
         message = "passes in a fresh process, fails after other calls in the same one: "
         return replace(verdict, status="FLAKY", message=message + verdict.message)
@@ -92,9 +92,12 @@ class Confirmation:
         once in a search: each costs a start, and what comes and goes may do so often.
         """
         limit = self._runner.candidate.deadlines_of(self._runner.law, problem).run
+        # After a death the process is a new one in any case; a kernel that raised still has its
+        # own.
         if verdict.status in ("HANG", "CRASH"):
             self._runner.renew()
-        again = self._runner.judge(problem)
+        again = self._runner.judge(problem, again=True)
+        # Per call: a law makes several, and the deadline is that of one.
         slow = again.seconds > SLOW_SHARE * limit * max(again.calls, 1)
         if verdict.status == "HANG" and not again.bad and slow:
             return again
@@ -114,12 +117,14 @@ class Confirmation:
     def _in_first_calls(self, problem: Problem) -> Verdict | None:
         """Return the FAIL of a fresh process's first call, if its later calls are right."""
         self._runner.renew()
-        first = self._runner.judge(problem)
+        first = self._runner.judge(problem, again=True)
         if first.status == "KNOWN":
             return first
         if first.status != "FAIL":
             return None
-        if any(self._runner.judge(problem).bad for _ in range(PASSES_AFTERWARDS)):
+        # Wrong in the first call and right in all later ones is a fault of state. A failure by
+        # chance in half of all calls looks like that once in eight times.
+        if any(self._runner.judge(problem, again=True).bad for _ in range(PASSES_AFTERWARDS)):
             return None
         self._runner.always_fresh = True
         return first

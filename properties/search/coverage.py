@@ -20,14 +20,14 @@ from ..space.axis_values import NO_FIELDS
 from ..space.operations import OPERATIONS
 
 EDGE_FLOOR = 3
-"""Problems beyond the largest tile, or split, that an implementation names."""
+"""Fewest problems beyond the largest tile, or split, that an implementation names."""
 MOST_KNOWN = 10_000
-"""Problems of an implementation that are counted once each, whatever laws judge them; later ones
-count for each law, for memory must not grow with the length of a run."""
+"""Number of an implementation's problems that are counted once across laws. Later ones count once a
+law, so that memory does not grow with the length of a run."""
 DUE, LEAST_DUE = 20, 60
-"""Structures judged for each value of an axis, and at all, from which on a value that none has is a
-gap. A structure is a problem without its regime and seed: it counts once, because its switches are
-drawn once. Half of those of a slow implementation are long requests, which have few switches."""
+"""Structures per value of an axis, and in all, from which on a value that none has is a gap. A
+structure is a problem without its regime and seed: its switches are drawn once. Half of a slow
+implementation's structures are long requests, which have few switches."""
 QUANTILES = (0.0, 0.5, 0.9, 1.0)
 
 

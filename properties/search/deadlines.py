@@ -10,23 +10,23 @@ from ...reference import AttentionProblem, Problem
 from ..isolation.stages import Deadlines
 
 DEADLINE_FLOOR = 3.0
+"""Shortest deadline of a run in seconds."""
 DEADLINE_FACTOR = 30.0
-"""A run may take this many seconds, or this many times the median of its size, if that is more."""
+"""Deadline of a run as a multiple of the median run of its size."""
 OUTLIER_FACTOR = 5.0
-"""A run may also take this many times the second slowest run of any size: the slowest may be an
-outlier, the second is not. It matters where problems of one size differ in cost, as in the Triton
-interpreter."""
+"""Deadline of a run as a multiple of the second slowest run of any size: the slowest may be an
+outlier. It matters where problems of one size differ in cost, as in the Triton interpreter."""
 HURRY = 3.0
-"""Divisor of the floor where a HANG is tried again, on smaller problems or under other laws: the
-smallest problem is confirmed with the whole deadline."""
+"""Divisor of the shortest deadline where a HANG is expected: on smaller problems, under other laws.
+The smallest problem is confirmed with the full deadline."""
 SIZE_BASE = 4
-"""Ratio of the work of problems of one size to that of the next smaller size."""
+"""Ratio between the work of two neighbouring size classes."""
 MOST_GROWTH = 64.0
-"""Largest factor by which the cost is taken to grow from a measured size to a larger one."""
+"""Largest factor by which a measured cost is extrapolated to a larger size."""
 COMPILE_SECONDS = 900.0
 """Deadline, in seconds, of a process's first call of a module."""
 REMEMBERED = 64
-"""Latest runs of a size that are remembered."""
+"""Number of latest runs remembered for each size."""
 
 
 def size_of(work: int) -> int:
@@ -62,6 +62,7 @@ class DeadlineModel:
     def record(self, problem: Problem, seconds: float) -> None:
         """Record the seconds of a call on a problem."""
         self._runs[size_of(problem.work)].append((seconds, _rows(problem)))
+        # The two slowest runs, the slower one last.
         self._slowest = tuple(sorted((*self._slowest, seconds))[1:])  # type: ignore[assignment]
 
     def of(self, problem: Problem, *, hurried: bool = False) -> Deadlines:
@@ -74,6 +75,9 @@ class DeadlineModel:
         least = DEADLINE_FLOOR / HURRY if hurried else DEADLINE_FLOOR * self.patience
         floor = self.slowness * least
         usual = DEADLINE_FACTOR * self.usual_seconds(problem)
+        # The largest of three: a floor for noise on a busy machine, the usual cost of this size,
+        # and what any size has cost before. A deadline that is too short reports a HANG that is
+        # none; one that is too long costs seconds each time that a real one is found.
         run = max(floor, usual, OUTLIER_FACTOR * self._slowest[0])
         usually = Deadlines(run=run, compile=self.compile_seconds)
         return replace(
@@ -95,6 +99,8 @@ class DeadlineModel:
         if not runs:
             return 0.0
         nearest = max(smaller) if smaller else min(runs)
+        # Cost grows in proportion to the work. To a smaller size nothing is extrapolated: what a
+        # call costs beside its work stays.
         growth = min(float(SIZE_BASE) ** max(size - nearest, 0), MOST_GROWTH)
         there = list(runs[nearest])
         more_rows = max(_rows(problem) / statistics.median(rows for _, rows in there), 1.0)

@@ -29,18 +29,17 @@ from .case_runner import CaseRunner
 from .examples import Examples
 
 EXTENSION = 4.0
-"""Factor of a law's seconds where it is below its floor when they are over: the machine is slow."""
+"""Multiplier on a law's time limit while it is still below its floor."""
 MOST_IDLE, MOST_IDLE_OF_A_MODULE = 60, 16
-"""Problems that held nothing to judge, all that there were, before a law gives up; more while it
-has time for as many problems as are planned, and as many as the second for each module, since it
-may have something to say of one only."""
+"""Vacuous problems after which a law that has judged none gives up: MOST_IDLE,
+MOST_IDLE_OF_A_MODULE per compiled module, or four times the planned count, whichever is largest."""
 LONG_SHARE = 0.5
-"""Share of a law's problems and of its seconds that a slow implementation's long problems take."""
+"""Share of a law's problems and seconds that go to long problems, of a slow implementation."""
 MOST_LONGER = 800
-"""Times the work of an implementation's other problems that its one very long problem may have."""
+"""Work limit of the one very long problem, as a multiple of the cost class's ``max_work``."""
 MOST_WITHOUT_ROOM = 8
-"""Problems for which the GPU had no room, all that there were, before a law leaves the rest: they
-are tried again at the end of the run."""
+"""Problems without room on the GPU after which a law stops, if it has judged none; they are tried
+again at the end of the run."""
 Look = Callable[[Problem], None]
 """Called with each drawn problem; raises ``Counterexample`` or ``Enough``, see ``draw_round``."""
 
@@ -196,6 +195,8 @@ class Search:
 
     def enough(self) -> bool:
         """Whether the law has had its problems or its time; may take verdicts."""
+        # Problems that wait may all count. If they would fill the plan, their verdicts are taken
+        # first: else the number judged would depend on how many happened to wait.
         if self._runner.waiting and self._spent(self._runner.waiting):
             self._take_all()
         if self._spent():
@@ -229,6 +230,8 @@ class Search:
             return self._draw(self._ask, Phase.generate)
         if self._drawn is None or self._drawn[0] != seed:  # else only what is behind a suspect
             self._drawn = seed, drawers.round(axes, self._options.profile, seed)
+        # Another process has drawn the whole round ahead. After a suspect that was none, the same
+        # problems are walked through again; those that were judged are skipped.
         look = _after_first(self._ask) if self._long else self._ask
         try:
             for problem in self._drawn[1]:
@@ -271,6 +274,7 @@ class Search:
 
     def _ask(self, problem: Problem) -> None:
         """Ask about a problem, so that the next is drawn while the worker judges."""
+        # Asked before the suspect is looked at: ``enough`` may take the verdict that makes one.
         enough = self.enough()  # takes verdicts, too
         if enough or self._suspect is not None:
             raise Enough

@@ -22,7 +22,6 @@ from ..findings.coverage import Coverage, Gap
 from ..findings.ledger import Entry
 from ..findings.names import Names, tell_apart
 from ..findings.report import (
-    CorpusReport,
     Finding,
     ImplementationReport,
     LawReport,
@@ -45,16 +44,16 @@ from .drawing import SearchOptions
 from .examples import examples_on
 from .law_search import LawSearch
 from .module_plan import BUILD_SHARE, LONGEST_SHARE, ModulePlan
-from .plan import Plan, floor_of, laws_planned, problems_of, seconds_of
-from .preparation import prepare
+from .plan import Plan, laws_planned, options_of, problems_of
+from .preparation import Setting, prepare
 from .progress import Progress
-from .replays import Stored, replay
+from .replays import Replayed, Stored, replay
 from .scheduler import Ending, Lease, Question, Scheduler
 
 REPLAY_RANK = 0
 """Rank of the replay of stored cases, before all laws; the laws have 1, 2, 3, ..."""
 REPLAY_SHARE = 0.1
-"""Most of a run under a sanitizer that replays of stored cases take."""
+"""Largest share of a run under a sanitizer that goes to the replay of stored cases."""
 LATER_PROBLEMS = 20
 """Most problems of a law after the implementation's first finding, where not all are shrunk."""
 EARLY_PROBLEMS = 3
@@ -70,21 +69,26 @@ def usual_jobs(device: str) -> int:
 
 
 @dataclass(frozen=True)
-class Replayed:
-    """The replay of one stored case.
+class OneReplay:
+    """A stored case that a run has replayed.
 
     Attributes:
         number: place of the case among those of its implementation.
-        counts: what it adds to the report.
-        finding: what is not as it should be.
-        begun, seconds: monotonic time at which it began, and how long it took.
+        begun: monotonic time at which the replay began.
+        seconds: seconds that it took.
+        replayed: what became of it; None where the suite itself failed.
     """
 
     number: int
-    counts: CorpusReport
-    finding: Finding | None
     begun: float
     seconds: float
+    replayed: Replayed | None
+
+    @property
+    def finding(self) -> Finding | None:
+        """What the ledger does not explain."""
+        found = None if self.replayed is None else self.replayed.finding
+        return None if found is None or found.entry else found
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ class Prepared:
     reached: Reached
     early: list[LawReport]
     stored: Sequence[Entry | Case] = ()
-    replayed: list[Replayed] = field(default_factory=list)
+    replayed: list[OneReplay] = field(default_factory=list)
 
     def was_shown(self, law: str) -> bool:
         """Whether a law has found a failure in the first module already."""
@@ -163,19 +167,27 @@ class Run:
         )
         self.ending = Ending(plan.seconds)
         self._examined: list[Examined] = []
-        self._names = Names()
         self._without_room: list[tuple[Prepared, LawReport]] = []
         self._below_floor: list[tuple[Prepared, LawReport]] = []
         count, self._jobs = len(plan.implementations), plan.jobs or usual_jobs(plan.device)
         self._builder = Builder(count, claimed)
-        self._modules = ModulePlan(
+        modules = ModulePlan(
             count,
             minutes=BUILD_SHARE * compilers() * plan.seconds / 60,
             longest=LONGEST_SHARE * plan.seconds / 60,
             learned=plan.builds,
-            complete=lambda: self.progress.planned(
-                self.report.implementations, self._modules.chosen
-            ),
+            complete=lambda: self.progress.planned(self.report.implementations, modules.chosen),
+        )
+        names = Names()
+        self._setting = Setting(
+            plan,
+            self.target,
+            self._builder,
+            modules,
+            stored=lambda report: self._stored(report).problems(),
+            named=lambda report: names.tell(report.name, report.reference),
+            # Asked for each time: whoever shows the run sets its progress later.
+            built=lambda *counted: self.progress.building(*counted),  # noqa: PLW0108
         )
         # Each worker costs seconds to start: none more than there are laws to run.
         size = min(self._jobs, count * len(plan.laws) or self._jobs)
@@ -270,22 +282,16 @@ class Run:
         report = examined.report
         try:
             return prepare(
-                lease,
-                self.plan,
+                self._setting,
                 report,
-                self._builder,
-                self.target,
-                built=lambda done, modules: self.progress.building(report.name, done, modules),
+                lease,
                 begun=lambda candidate: self._scheduler.post(
                     report, partial(self._begin_early, examined, candidate)
                 ),
-                together=self._modules,
-                stored=lambda report: self._stored(report).problems(),
-                named=lambda report: self._names.tell(report.name, report.reference),
             )
         finally:
             examined.ready = True
-            self._modules.leave(report)
+            self._setting.together.leave(report)
 
     def _begin_early(self, examined: Examined, candidate: Candidate) -> None:
         """Search an implementation's first module while its others are built."""
@@ -347,29 +353,29 @@ class Run:
         ask, take = partial(self._replay, prepared, number), partial(self._take_replay, prepared)
         self._scheduler.ask(Question(prepared.report, ask, take, REPLAY_RANK))
 
-    def _replay(self, prepared: Prepared, number: int, worker: Worker) -> Replayed:
+    def _replay(self, prepared: Prepared, number: int, worker: Worker) -> OneReplay:
         """Replay a stored case; a failure of the suite in it leaves the laws to be run."""
-        begun = time.monotonic()
+        begun, replayed = time.monotonic(), None
         try:
-            counts, finding = replay(prepared.stored[number], worker, prepared.candidate)
+            replayed = replay(prepared.stored[number], worker, prepared.candidate)
         except HarnessError as error:
             prepared.report.fail(error)
-            counts, finding = CorpusReport(), None
-        return Replayed(number, counts, finding, begun, time.monotonic() - begun)
+        return OneReplay(number, begun, time.monotonic() - begun, replayed)
 
-    def _take_replay(self, prepared: Prepared, one: Replayed) -> None:
-        report, replayed = prepared.report, prepared.replayed
-        replayed.append(one)
-        report.corpus += one.counts
-        report.corpus.seconds = time.monotonic() - min(each.begun for each in replayed)
+    def _take_replay(self, prepared: Prepared, one: OneReplay) -> None:
+        report, done = prepared.report, prepared.replayed
+        done.append(one)
+        if one.replayed is not None:
+            report.corpus += one.replayed.counts
+        report.corpus.seconds = time.monotonic() - min(each.begun for each in done)
         # In their order, and all of them each time: the run may end before the others.
-        in_order = sorted(replayed, key=lambda each: each.number)
+        in_order = sorted(done, key=lambda each: each.number)
         report.replayed = [each.finding for each in in_order if each.finding is not None]
         if one.finding is not None:
             self.progress.found(one.finding)
         if self.plan.sanitizer:
             self._ask_next_replay(prepared)
-        elif len(replayed) == len(prepared.stored):
+        elif len(done) == len(prepared.stored):
             self._ask_laws(prepared)
 
     def _ask_next_replay(self, prepared: Prepared) -> None:
@@ -390,22 +396,14 @@ class Run:
     def _ask_laws(self, prepared: Prepared, *, early: bool = False) -> None:
         """Ask for a search under each law; an early one comes before all others and is short."""
         plan, take = self.plan, self._take_early if early else self._take_law
+        # A law of a part has the seconds that it has in the whole.
         whole = laws_planned(replace(plan, part=None), prepared.report.operation)
+        jobs, cost = plan.part.jobs if plan.part else self._jobs, prepared.candidate.cost
         for rank, law in enumerate(prepared.laws, REPLAY_RANK + 1):
-            problems = problems_of(plan, law, prepared.candidate.cost)
-            options = SearchOptions(
-                plan.profile,
-                self.report.seed,
-                problems,
-                # A law of a part has the seconds that it has in the whole.
-                seconds_of(plan, law, whole, plan.part.jobs if plan.part else self._jobs),
-                floor_of(law, problems),
-                confirm=plan.confirm,
-                examples=self._examples,
-                drawers=self._drawers,
-            )
+            options = options_of(plan, law, whole, cost, seed=self.report.seed, jobs=jobs)
+            options = replace(options, examples=self._examples, drawers=self._drawers)
             if early:
-                fewer = min(problems, EARLY_PROBLEMS)
+                fewer = min(options.problems, EARLY_PROBLEMS)
                 options = replace(options, problems=fewer, floor=0, examples=None, longest=False)
             self._scheduler.ask(
                 Question(
@@ -520,6 +518,7 @@ class Run:
 
         Then for laws that their own time left below their floor: the run's is not over.
         """
+        # One at a time: two problems that lacked room beside others may lack it beside each other.
         if self._without_room:
             prepared, found = self._without_room.pop(0)
             self._ask_again(prepared, found, found.with_room_later)

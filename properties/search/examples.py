@@ -33,10 +33,10 @@ VARIABLE = "KERNELPROOF_EXAMPLES"
 """Environment variable with the places, where no option names them."""
 GITHUB = "github:"
 ARTIFACT = "kernelproof-examples"
-"""What the artifact is called unless its name is given."""
+"""Default name of the artifact."""
 REDIS = ("redis://", "rediss://", "unix://")
 CORPORA = (b".secondary", b".pareto")
-"""How the keys end under which Hypothesis keeps more than the smallest failures of a test."""
+"""Suffixes of the keys under which Hypothesis keeps more than a test's smallest failures."""
 EVERY_CHIP = ("cpu", *map(str, CHIPS))
 
 
@@ -119,7 +119,7 @@ def _redis(place: str) -> ExampleDatabase:
 
 
 class Enduring(ExampleDatabase):
-    """A database that a run goes on without once it fails.
+    """Wrapper that disables its database after the first error.
 
     Hours of search are worth more than what it would keep. Each place is given up by itself: what a
     server cannot keep is still in the run's own folder.
@@ -198,6 +198,8 @@ class _Shelf(ExampleDatabase):
         """Return what was kept for any chip, this one's first."""
         here = self._examples.chip
         seen: set[bytes] = set()
+        # This chip's come first: an example that failed here fails again most likely, and a search
+        # shows only a few of what was kept.
         for chip in dict.fromkeys((here, *EVERY_CHIP)):
             found = list(self._examples.database.fetch(self._key(key, chip)))
             yield from (value for value in found if value not in seen)

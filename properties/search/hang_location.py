@@ -15,8 +15,8 @@ from .candidate import Candidate, warm_up
 from .case_runner import CaseRunner
 
 BLOCKING = "CUDA_LAUNCH_BLOCKING"
-"""With it, a launch returns when its kernel has ended: who launched one that never ends is still
-on the stack."""
+"""Variable with which a launch returns once its kernel has ended: the launcher of one that never
+ends is still on the stack."""
 FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)$')
 THREAD = re.compile(r"^(Current thread|Thread) 0x")
 PACKAGE = Path(__file__).parents[2]

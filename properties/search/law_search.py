@@ -8,7 +8,7 @@ same ``CaseRunner``, which counts in the law's report.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ...reference import Problem
@@ -25,7 +25,6 @@ from .case_runner import CaseRunner
 from .confirmation import Confirmation, Failure
 from .drawing import Search, SearchOptions
 from .hang_location import place_of, where_stuck
-from .shrink_budget import ShrinkBudget
 from .shrinking import Shrink
 
 PATIENCE_SECONDS, TICK_SECONDS = 60.0, 0.05
@@ -35,7 +34,8 @@ OUT_OF_TIME = "the run's time was over"
 NOT_OFFERED = "its calls have fewer requests, or take too long"
 """Why a kind of full batch was not judged."""
 MOST_NOTED = 2
-"""Failures of a fault that a law has found after which another law ends; each costs a process."""
+"""Failures known from another law after which a law ends, unless it can avoid them; each costs a
+process."""
 
 
 class LawSearch:
@@ -55,10 +55,8 @@ class LawSearch:
     ) -> None:
         self._worker, self._candidate, self._options = worker, candidate, options
         self._stopped, self._failing, self._again = stopped, failing, again
-        self._budget = ShrinkBudget(options.profile)
-        self._runner = CaseRunner(worker, candidate, law, self._budget, judged)
+        self._runner = CaseRunner(worker, candidate, law, judged, confirms=options.confirm)
         self._runner.report.floor = options.floor
-        self._runner.confirms = options.confirm
         self._search = Search(self._runner, options, stopped)
         self._confirmation = Confirmation(self._runner)
         self._shrink: Shrink | None = None
@@ -108,49 +106,54 @@ class LawSearch:
         if self._options.examples is not None:
             self._search.show_kept(self._look_at_kept)
         shown = self._shrink is not None or self._draw()
-        if self._shrink is None and not self._noted:
-            self._look_at_wide()
-        if self._shrink is None and not self._noted:
-            self._look_at_full()
-        if self._shrink is None and not self._noted:
-            self._look_at_longest()
-        if self._shrink is not None and self._options.shrink:
-            self._end_shrinking(self._shrink, shown=shown)
+        # Drawn problems come first, being cheap; these batches cost most, and only show what
+        # drawing cannot: many keys, many requests, very long ones.
+        for look in (self._look_at_wide, self._look_at_full, self._look_at_longest):
+            if self._shrink is None and not self._noted:
+                look()
+        self._end_shrinking(shown=shown)
 
     def _fails_as_others(self) -> bool:
         """Try the smallest problems of other laws; whether one of them is this law's finding."""
         for deadly in [each for each in self._candidate.deadly if each.shrunk]:
-            verdict = self._runner.verdict(deadly.problem, hurried=True)
+            verdict = self._runner.judge(deadly.problem, hurried=True)
             if deadly.is_seen_in(deadly.problem, verdict):
                 self._note(deadly, deadly.problem, verdict)
-            elif self._confirm(deadly.problem) is not None:
+                continue
+            self._confirm(deadly.problem)
+            if self._shrink is not None:
                 return True
         for problem in list(self._candidate.smallest):
-            if (shrink := self._confirm(problem)) is not None:
-                if self._options.shrink and not shrink.first.costly:
-                    shrink.simplify()  # this law may not need what another one did
-                    shrink.by_fields()
+            self._confirm(problem)
+            if self._shrink is not None:
+                if self._options.shrink and not self._shrink.first.costly:
+                    self._shrink.simplify()  # this law may not need what another one did
+                    self._shrink.by_fields()
                 return True
         return False
 
+    def _judge_each(self, problems: Iterable[Problem]) -> Iterator[Verdict]:
+        """Yield the verdict on each problem, until one fails for sure or the run ends."""
+        for problem in problems:
+            if self._stopped() or self._shrink is not None:
+                return
+            verdict = self._runner.judge(problem)
+            if verdict.bad:
+                self._confirm(problem)
+            yield verdict
+
     def _look_again(self) -> None:
         """Judge the problems that had no room, and none besides."""
-        for problem in self._again:
-            if self._stopped():
-                self._runner.report.ended = "stopped"
-                return
-            if self._runner.verdict(problem).bad and self._confirm(problem) is not None:
-                break
-        if self._shrink is not None and self._options.shrink:
-            self._end_shrinking(self._shrink, shown=False)
+        judged = len(list(self._judge_each(self._again)))
+        if judged < len(self._again) and self._shrink is None:
+            self._runner.report.ended = "stopped"
+            return
+        self._end_shrinking(shown=False)
 
     def _look_at_wide(self) -> None:
         """Judge the requests beyond windows of models and with hidden tiles, until one fails."""
-        for problem in self._search.wide():
-            if self._stopped() or self._shrink is not None:
-                return
-            if self._runner.verdict(problem).bad:
-                self._confirm(problem)
+        for _ in self._judge_each(self._search.wide()):
+            pass
 
     def _look_at_full(self) -> None:
         """Judge a batch of each kind that fills a GPU: the first that the implementation takes."""
@@ -161,41 +164,37 @@ class LawSearch:
 
     def _look_at_one_of(self, choices: Sequence[Problem]) -> str:
         """Judge the first problem that is taken, and return why there is none."""
-        why = ""
-        for problem in choices:
-            if self._stopped() or self._shrink is not None:
-                return "" if self._shrink is not None else OUT_OF_TIME
-            verdict = self._runner.verdict(problem)
-            if verdict.bad:
-                self._confirm(problem)
+        refused = []
+        for verdict in self._judge_each(choices):
             if verdict.status != "UNSUPPORTED" or verdict.kind == NO_ROOM:
                 return ""  # what had no room is tried again
-            why = why or verdict.message
+            refused.append(verdict.message)
+        if self._shrink is not None:
+            return ""
+        if len(refused) < len(choices):
+            return OUT_OF_TIME
         if not choices:
             return NOT_OFFERED
+        why = next(filter(None, refused), "")
         return f"each of {len(choices)} was refused, the first because {why}"
 
     def _look_at_longest(self) -> None:
         """Judge the very long problems of the law, after all others: they cost most."""
         problems, why = self._search.longest()
         judged = False
-        for problem in problems:
-            if self._stopped() or self._shrink is not None:
-                break
-            verdict = self._runner.verdict(problem)
+        for verdict in self._judge_each(problems):
             if verdict.status == "UNSUPPORTED":
                 why = verdict.message
             judged |= verdict.status != "UNSUPPORTED"
-            if verdict.bad:
-                self._confirm(problem)
         self._runner.report.without_long = "" if judged else why
 
     def _draw(self) -> bool:
         """Draw until a problem fails; whether it was shown to Hypothesis again."""
         for problem in self._search.suspects():
-            known = self._noted_already(problem)
-            if not known and (shrink := self._confirm(problem)) is not None:
-                return self._search.show_again(shrink.show)
+            if not self._noted_already(problem):
+                self._confirm(problem)
+            if self._shrink is not None:
+                return self._search.show_again(self._shrink.show)
             if len(self._noted) >= MOST_NOTED and not self._avoids_more():
                 break
         return False
@@ -208,23 +207,27 @@ class LawSearch:
                 if self._stopped():
                     return False
                 time.sleep(TICK_SECONDS)
+        # What other laws have found out in the meantime: problems with these values are not asked
+        # about any more, and the search goes on behind them.
         values = [each.values for each in self._candidate.deadly if each.values]
         new = [each for each in values if each not in self._runner.avoided]
         self._runner.avoided += new
         self._runner.starting_seconds += time.monotonic() - start  # no part of this law's time
         return bool(new)
 
-    def _confirm(self, problem: Problem) -> Shrink | None:
+    def _confirm(self, problem: Problem) -> None:
+        """Confirm a failure, and begin to shrink it unless another law has found the same."""
         failure = self._confirmation.confirm(problem)
-        # Meanwhile another law, beside this one, may have found the same.
-        if failure is not None and not self._noted_already(problem):
-            self._shrink = Shrink(self._runner, failure, self._budget, self._stopped)
-            if failure.costly and failure.verdict.status in ("HANG", "CRASH"):
-                place = place_of(self._candidate, failure.verdict)
-                self._deadly = Deadly(problem, failure.verdict, place=place)
-                self._candidate.deadly.append(self._deadly)
-                self._failing(failure.verdict)
-        return self._shrink
+        # Meanwhile another law, beside this one, may have found it.
+        if failure is None or self._noted_already(problem):
+            return
+        seconds = self._options.profile.shrink_seconds
+        self._shrink = Shrink(self._runner, failure, seconds, self._stopped)
+        if failure.costly and failure.verdict.status in ("HANG", "CRASH"):
+            place = place_of(self._candidate, failure.verdict)
+            self._deadly = Deadly(problem, failure.verdict, place=place)
+            self._candidate.deadly.append(self._deadly)
+            self._failing(failure.verdict)
 
     def _noted_already(self, problem: Problem) -> bool:
         """Whether a failure costs a process and was found by another law; it is then recorded."""
@@ -246,12 +249,16 @@ class LawSearch:
         new = problem.id not in self._runner.verdicts
         if self._shrink is None and new and self._search.enough():
             raise Enough
-        shrink = self._shrink or self._confirm(problem)
-        if shrink is not None:
-            shrink.show(problem)
+        if self._shrink is None:
+            self._confirm(problem)
+        if self._shrink is not None:
+            self._shrink.show(problem)
 
-    def _end_shrinking(self, shrink: Shrink, *, shown: bool) -> None:
+    def _end_shrinking(self, *, shown: bool) -> None:
         """Shrink what Hypothesis does not: costly failures, and what it has not drawn again."""
+        shrink = self._shrink
+        if shrink is None or not self._options.shrink:
+            return
         if shrink.first.costly or not shown:
             shrink.simplify()
         if shrink.first.costly:
@@ -263,6 +270,7 @@ class LawSearch:
     def _finding(self) -> Finding | None:
         if self._shrink is not None:
             return self._of_smallest(self._shrink)
+        # Reported although another law reports it: this law fails on it as well.
         if self._noted:
             first = self._noted[0]
             return self._found(first.problem, self._with_place(first.problem, first.verdict))
@@ -294,15 +302,15 @@ class LawSearch:
         return replace(verdict, message="; ".join(filter(None, (verdict.message, where))))
 
     def _found(self, problem: Problem, verdict: Verdict) -> Finding:
-        budget = self._budget
+        budget = self._shrink and self._shrink.budget
         return Finding(
             self._candidate.name,
             self._runner.law.name,
             verdict,
             problem,
-            seconds=0.0 if budget.begun is None else self._clock_offset + budget.begun,
-            attempts=budget.attempts,
-            deaths=budget.deaths,
+            seconds=self._clock_offset + budget.begun if budget else 0.0,
+            attempts=budget.attempts if budget else 0,
+            deaths=budget.deaths if budget else 0,
             place=place_of(self._candidate, verdict),
         )
 

@@ -12,13 +12,13 @@ from ..findings.report import ImplementationReport
 from ..space.module_selection import Module, Selection
 
 BUILD_SHARE = 0.6
-"""Share of a run's time in which compilers may run: what is built last is judged in the rest."""
+"""Share of a run's time in which compilers may run; the rest is for judging what is built last."""
 LONGEST_SHARE = 0.5
-"""Share of a run's time that one build may take, however many others there are: it begins late, and
-all else would wait for it at the end."""
+"""Largest share of a run's time that one build may take. A longer one may begin late, and all else
+would wait for it at the end."""
 PATIENCE_SECONDS = 60.0
-"""Seconds that modules are not chosen before each implementation was surveyed; those that are
-surveyed later choose after the others, which leave them their share of the time."""
+"""Seconds to wait for the survey of all implementations before modules are chosen. Those surveyed
+later choose after the others, which leave them their share of the time."""
 
 
 @dataclass
@@ -112,6 +112,8 @@ class ModulePlan:
             self._wishes.append(wish)
             self._take(wish, selection.chosen)
             self._come(report)
+            # Whoever comes last, or has waited longest, chooses for all that wait; the others only
+            # wake.
             self._changed.wait_for(
                 lambda: not self._expected or not wish.open, self._until - time.monotonic()
             )
@@ -141,6 +143,8 @@ class ModulePlan:
     def _allocate(self, wishes: Sequence[_Wish]) -> None:
         # By name: the order in which surveys end is the machine's.
         wishes = sorted(wishes, key=lambda each: (each.minutes, each.report.name))
+        # Round by round, one module each: the time left is shared out evenly, whoever asks for how
+        # many.
         while left := [each for each in wishes if each.open]:
             # A decode of several query tokens comes before what merely differs in more pairs.
             for each in sorted(left, key=lambda each: not each.selection.lacks_several_tokens):

@@ -15,13 +15,14 @@ from ..laws import Law, laws_of
 from ..space.profiles import Cost, Profile
 from ..space.restrictions import WHOLE_SPACE, Only
 from .candidate import Deadly
+from .drawing import SearchOptions
 
 LEAST_PROBLEMS, LEAST_SECONDS = 3, 3.0
 """Fewest problems and seconds of a law, whatever its weight."""
 LEAST_SECONDS_OF_A_PART = 1.0
 """Fewest seconds of one of several equal parts of a law's search."""
 FIRST_SHARE = 0.2
-"""Share of the laws' weights that the first part of an implementation's laws has."""
+"""Share of the total weight of an implementation's laws that its first part has."""
 
 
 @dataclass(frozen=True)
@@ -141,13 +142,42 @@ def problems_of(plan: Plan, law: Law, cost: Cost, parts: int = 1) -> int:
     return max(LEAST_PROBLEMS // parts, round(problems / parts), 1)
 
 
-def floor_of(law: Law, problems: int) -> int:
-    """Return the fewest problems that a law must judge which is to judge this number of them."""
-    return min(law.floor, problems)
-
-
 def seconds_of(plan: Plan, law: Law, laws: Sequence[Law], jobs: int, parts: int = 1) -> float:
     """Return the seconds after which a law ends early: its share of what all workers have."""
     total = sum(each.weight for each in laws) or 1.0
     least = LEAST_SECONDS if parts == 1 else LEAST_SECONDS_OF_A_PART
+    # The profile's seconds are those of one worker; laws run on several at a time, so that each law
+    # may take its share of what all of them have.
     return max(least, plan.share * plan.profile.seconds * jobs * law.weight / total / parts)
+
+
+def options_of(
+    plan: Plan,
+    law: Law,
+    laws: Sequence[Law],
+    cost: Cost,
+    *,
+    seed: int,
+    jobs: int,
+    parts: int = 1,
+) -> SearchOptions:
+    """Return how the search under a law goes about it.
+
+    Args:
+        plan: plan of the run.
+        law: law that is searched.
+        laws: all laws on the implementation, among which its time is shared out.
+        cost: cost class of the implementation.
+        seed: seed of the search.
+        jobs: workers that the laws share.
+        parts: number of equal parts of the law's search, of which this is one.
+    """
+    problems = problems_of(plan, law, cost, parts)
+    return SearchOptions(
+        plan.profile,
+        seed,
+        problems,
+        seconds_of(plan, law, laws, jobs, parts),
+        min(law.floor, problems),
+        confirm=plan.confirm,
+    )

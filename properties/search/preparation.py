@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ...impl import Target, registry
@@ -37,24 +37,23 @@ from .candidate import Candidate
 from .deadlines import COMPILE_SECONDS
 from .module_plan import ModulePlan
 from .plan import Plan
+from .scheduler import Lease
 
-Lease = Callable[[], AbstractContextManager[Worker]]
-"""Returns a context in which a worker belongs to the caller."""
 Once = Callable[[str, Callable[[], None]], None]
 """Does what has a name, or waits until another process has done it."""
 LOAD_SECONDS = 120.0
-"""Deadline of a process's first call of a module that was built before, which only loads it."""
+"""Deadline in seconds of a process's first call of a module that was built before."""
 SHOWN_WHOLE = 10
-"""Minutes from which tenths are not shown."""
+"""Minutes from which on they are shown without tenths."""
 PATIENCE = 4.0
-"""Factor of the least deadline of a slow implementation: in Triton's interpreter problems of one
-size differ in cost, by their heads for one, and a busy machine does the rest."""
+"""Multiplier on the shortest deadline of slow implementations: interpreted problems of equal size
+differ in cost."""
 FAILURES = {"error", "stopped"}
 """Fields of the worker's answers that say what went wrong."""
 MANY_QUESTIONS = 1_000
-"""Problems that an implementation is asked about from which on a refusal of all says how many."""
+"""Number of probed problems from which on a refusal of all of them states the number."""
 IMPORT_SECONDS = 60.0
-"""Deadline for importing an implementation's module."""
+"""Deadline in seconds for importing an implementation's module."""
 _STACK_TOP = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in')
 """A frame as faulthandler writes it: the first one is the innermost."""
 
@@ -62,7 +61,7 @@ _STACK_TOP = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in')
 def usable(lease: Lease, device: str) -> tuple[list[str], list[Registration]]:
     """Import what distributions register, in a worker.
 
-    What the machine is to blame for is left to the run, which says it.
+    Errors of the machine are not reported here; the run reports them.
 
     Returns:
         Names of all implementations that can be used, and the registrations that cannot, each with
@@ -126,6 +125,8 @@ def survey(
 
     def probe(problems: Sequence[Problem]) -> list[Refusal | None]:
         nonlocal refusal, ended, questions
+        # Once ``supports`` has ended its process, everything counts as claimed: a law then finds
+        # it.
         if ended:
             return [None] * len(problems)
         asked = [problem.to_json() for problem in problems]
@@ -167,38 +168,89 @@ def _here(name: str, do: Callable[[], None]) -> None:
     do()
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What the preparations of all implementations of a run have in common.
+
+    Attributes:
+        plan: plan of the run.
+        target: machine that workers run on.
+        builder: builds modules, where they take long.
+        together: chooses modules with those of other implementations.
+        once: does the building, or waits for the process that does.
+        stored: returns the problems of an implementation's stored cases, whose modules are built.
+        named: returns the name in the report: its own, or one that differs from another's.
+        built: receives a name, how many of its modules are built, and how many there are.
+    """
+
+    plan: Plan
+    target: Target
+    builder: Builder
+    together: ModulePlan = field(default_factory=lambda: ModulePlan(1))
+    once: Once = _here
+    stored: Callable[[ImplementationReport], Sequence[Problem]] = lambda _: ()
+    named: Callable[[ImplementationReport], str] = lambda report: report.name
+    built: Callable[[str, int, int], None] = lambda *_: None
+
+
 def prepare(
-    lease: Lease,
-    plan: Plan,
+    setting: Setting,
     report: ImplementationReport,
-    builder: Builder,
-    target: Target,
-    *,
-    built: Callable[[int, int], None] | None = None,
+    lease: Lease,
     begun: Callable[[Candidate], None] | None = None,
-    once: Once = _here,
-    together: ModulePlan | None = None,
-    stored: Callable[[ImplementationReport], Sequence[Problem]] = lambda _: (),
-    named: Callable[[ImplementationReport], str] = lambda report: report.name,
 ) -> Candidate | None:
     """Import an implementation, learn what it supports and what it costs; build its modules.
 
     Args:
-        lease: of a worker that asks; none is held while modules are built.
-        plan: of the run.
-        report: to be filled.
-        builder: of modules, where they take long.
-        target: the machine that workers run on.
-        built: is called with the modules that are built, and how many there are.
-        begun: is called with the implementation and its first module, while others are built.
-        once: does the building, or waits for the process that does.
-        together: chooses modules with those of other implementations.
-        stored: returns the problems of its stored cases, whose modules are built too.
-        named: returns the name in the report: its own, or one that tells it from another's.
+        setting: what it has in common with others.
+        report: report of the implementation, which is filled.
+        lease: leases a worker that asks; none is held while modules are built.
+        begun: receives the implementation with its first module, while the others are built; None
+            where nobody searches it then.
+
+    Returns:
+        None where it cannot be judged; the report says why.
 
     Raises:
         CancelledError: the builder was closed, or another machine builds the modules.
     """
+    found = _surveyed(setting, report, lease)
+    if found is None:
+        return None
+    if found.selection is None:
+        setting.together.leave(report)
+        return found.timed(())
+    # With others, the choice waits until all are known: what exists can be judged before.
+    several = begun is not None and len(setting.plan.implementations) > 1
+    ready = found.selection.ready() if several else []
+    found.selection.take(ready)
+    early = found.begin(ready, begun)
+    modules = found.choose(found.selection)
+    if modules is None:
+        return None
+    if modules:
+        # What exists is loaded by whoever judges with it: nobody waits for another process.
+        unbuilt = [each for each in [*modules, *found.selection.others()] if not each.exists]
+        setting.builder.claim(unbuilt)
+        if early is None and begun is not None:
+            first = _first_to_judge(modules, found.selection)
+            found.build([each for each in unbuilt if each in first])
+            unbuilt = [each for each in unbuilt if each not in first]
+            early = found.begin(first, begun)
+        # The keys too: another search, say with another profile, needs other modules.
+        key = f"{report.reference} {[module.key for module in modules]}"
+        setting.once(key, lambda: found.build(unbuilt))
+        report.modules = len(modules)
+    if early is None:
+        return found.timed(modules)
+    early.deadlines.compile_seconds = _compile_seconds(modules)
+    address, axes = _restricted(found.address, early.axes, modules)
+    return replace(early, address=address, axes=axes)
+
+
+def _surveyed(setting: Setting, report: ImplementationReport, lease: Lease) -> _Surveyed | None:
+    """Learn what an implementation supports, and its modules; None where it cannot be judged."""
+    plan = setting.plan
     address = Address(
         report.reference,
         plan.operation,
@@ -212,93 +264,91 @@ def prepare(
     profile = on_device(plan.profile, plan.device)
     if plan.sanitizer and plan.device == "cuda":
         profile = replace(profile, max_work=profile.max_work // LESS_WORK)
-    together = together or ModulePlan(1)
     with lease() as worker:
-        found = _surveyed(worker, address, profile.max_work, plan, report, stored)
-        report.name = named(report)
-        if found is None:
-            return None
-    surveyed, selection = found
-
-    def candidate_of(modules: Sequence[Module]) -> Candidate:
-        restricted = _restricted(address, surveyed, modules)
-        candidate = Candidate(
-            report.name,
-            *restricted,
-            frozenset(report.declared["declares"]),
-            plan.ledger,
-            target,
-            declared_name=str(report.declared["name"]),
-        )
-        with lease() as worker:
-            _time(worker, candidate, report, profile, plan.costs.get(report.name))
-        candidate.deadlines.compile_seconds = _compile_seconds(modules)
-        return candidate
-
-    modules: list[Module] = []
-    early: Candidate | None = None
-    ready: list[Module] = []
-    if selection is None:
-        together.leave(report)
-    else:
-        several = len(plan.implementations) > 1
-        if begun is not None and several and (ready := selection.ready()):
-            # The first problems need not wait until all other implementations are known.
-            selection.take(ready)
-            report.modules = len(ready)
-            early = candidate_of(ready)
-            begun(early)
-        each = compilers_of_a_build(report.declared["build_compilers"])
-        chosen = together.choose(report, selection, report.declared["build_minutes"], each)
-        modules = chosen.modules
-        if chosen.missing and not modules:
-            report.refusal = Refusal(
-                f"building one of its modules takes about {_minutes_text(chosen.missing)} of a "
-                f"core; all builds of this run have {_minutes_text(together.minutes)}, of which "
-                f"others left {_minutes_text(chosen.left)}, and one build has "
-                f"{_minutes_text(each * together.longest)}",
-                "time",
-            )
-            return None
-    if modules and selection is not None:
-        # The keys too: another search, say with another profile, needs other modules.
-        key = f"{report.reference} {[module.key for module in modules]}"
-        # What exists is loaded by whoever judges with it: nobody waits for another process.
-        every = [each for each in [*modules, *selection.others()] if not each.exists]
-        builder.claim(every)
-        first = None if ready or begun is None else _first_to_judge(modules, selection)
-        if begun is not None and first is not None:
-            builder.build(address, [each for each in every if each is first], report, built)
-            report.modules = 1
-            early = candidate_of([first])
-            begun(early)
-            every = [each for each in every if each is not first]
-        once(key, lambda: builder.build(address, every, report, built))
-        report.modules = len(modules)
-    if early is None:
-        return candidate_of(modules)
-    early.deadlines.compile_seconds = _compile_seconds(modules)
-    address, axes = _restricted(address, early.axes, modules)
-    return replace(early, address=address, axes=axes)
-
-
-def _surveyed(
-    worker: Worker,
-    address: Address,
-    max_work: int,
-    plan: Plan,
-    report: ImplementationReport,
-    stored: Callable[[ImplementationReport], Sequence[Problem]],
-) -> tuple[Axes, Selection | None] | None:
-    """Return what an implementation supports, and its modules; None where it cannot be judged."""
-    axes = survey(worker, address, max_work, report, plan.only)
+        axes = survey(worker, address, profile.max_work, report, plan.only)
+        selection = None
+        if axes is not None:
+            try:
+                selection = _selection(worker, address, axes, plan, report, setting.stored(report))
+            except HarnessError as error:  # its compile_key or library raised
+                report.error = str(error)
+                axes = None
+        report.name = setting.named(report)
     if axes is None:
         return None
-    try:
-        return axes, _selection(worker, address, axes, plan, report, stored(report))
-    except HarnessError as error:  # its compile_key or library raised
-        report.error = str(error)
+    return _Surveyed(setting, report, lease, address, axes, profile, selection)
+
+
+@dataclass(frozen=True)
+class _Surveyed:
+    """An implementation of which it is known what it supports, but not what it costs.
+
+    Attributes:
+        setting, report, lease: as of ``prepare``.
+        address: how workers call it.
+        axes: what it supports.
+        profile: profile of the run, as far as this device goes.
+        selection: modules to choose from; None where none is built ahead.
+    """
+
+    setting: Setting
+    report: ImplementationReport
+    lease: Lease
+    address: Address
+    axes: Axes
+    profile: Profile
+    selection: Selection | None
+
+    def begin(
+        self, modules: Sequence[Module], begun: Callable[[Candidate], None] | None
+    ) -> Candidate | None:
+        """Hand over what can be searched with these modules, before the others are there."""
+        if begun is None or not modules:
+            return None
+        self.report.modules = len(modules)
+        early = self.timed(modules)
+        begun(early)
+        return early
+
+    def choose(self, selection: Selection) -> Sequence[Module] | None:
+        """Choose modules with those of other implementations; None where no time is left for one.
+
+        The report then says so.
+        """
+        report, together = self.report, self.setting.together
+        each = compilers_of_a_build(report.declared["build_compilers"])
+        chosen = together.choose(report, selection, report.declared["build_minutes"], each)
+        if chosen.modules or not chosen.missing:
+            return chosen.modules
+        report.refusal = Refusal(
+            f"building one of its modules takes about {_minutes_text(chosen.missing)} of a "
+            f"core; all builds of this run have {_minutes_text(together.minutes)}, of which "
+            f"others left {_minutes_text(chosen.left)}, and one build has "
+            f"{_minutes_text(each * together.longest)}",
+            "time",
+        )
         return None
+
+    def build(self, modules: Sequence[Module]) -> None:
+        """Build modules, as many at a time as the machine has cores and memory for."""
+        built = partial(self.setting.built, self.report.name)
+        self.setting.builder.build(self.address, modules, self.report, built)
+
+    def timed(self, modules: Sequence[Module]) -> Candidate:
+        """Measure what it costs, restricted to modules; unrestricted if there are none."""
+        plan, report = self.setting.plan, self.report
+        candidate = Candidate(
+            report.name,
+            *_restricted(self.address, self.axes, modules),
+            frozenset(report.declared["declares"]),
+            plan.ledger,
+            self.setting.target,
+            declared_name=str(report.declared["name"]),
+        )
+        with self.lease() as worker:
+            _time(worker, candidate, report, self.profile, plan.costs.get(report.name))
+        candidate.deadlines.compile_seconds = _compile_seconds(modules)
+        return candidate
 
 
 def _selection(
@@ -337,7 +387,8 @@ def _restricted(address: Address, axes: Axes, modules: Sequence[Module]) -> tupl
 def _compile_seconds(modules: Sequence[Module]) -> float:
     """Return the deadline of a process's first call of one of these modules.
 
-    What exists was found by its name: a call may want a variant of it, which is compiled then.
+    A module found on disk may still trigger the compilation of a variant, so its first call gets
+    the compile deadline.
     """
     built = modules and not any(each.exists for each in modules)
     return LOAD_SECONDS if built else COMPILE_SECONDS
@@ -347,13 +398,13 @@ def _minutes_text(minutes: float) -> str:
     return f"{minutes:,.0f} minutes" if minutes >= SHOWN_WHOLE else f"{minutes:.1f} minutes"
 
 
-def _first_to_judge(modules: Sequence[Module], selection: Selection) -> Module | None:
-    """Return the module to judge while the others are built; None where that saves no time.
+def _first_to_judge(modules: Sequence[Module], selection: Selection) -> Sequence[Module]:
+    """Return the module to judge while the others are built; none where that saves no time.
 
     It is that of the simplest problem, whose calls are timed.
     """
-    first = next((each for each in modules if each.key == selection.simplest), None)
-    return first if any(each is not first and not each.exists for each in modules) else None
+    first = [each for each in modules if each.key == selection.simplest][:1]
+    return first if any(each not in first and not each.exists for each in modules) else ()
 
 
 def _time(
@@ -372,10 +423,13 @@ def _time(
     timing = OPERATIONS[timing.operation].timed(timing)
     timed = _ask(worker, address, "cost", problem=timing.to_json())
     if timed.get("stopped", {}).get("status") == "HANG":
-        # On a busy machine a first call takes long: taken for a hang, a slow kernel counts as fast.
+        # Retry once: a slow first call mistaken for a hang would give the kernel the cost class of
+        # a fast one.
         timed = _ask(worker, address, "cost", problem=timing.to_json())
     report.call_seconds = float(timed.get("seconds", 0.0))
     heads = timing.num_requests * timing.num_qo_heads if isinstance(timing, AttentionProblem) else 0
+    # The cost class follows from seconds in which the thread had a processor: by the clock, a busy
+    # machine would draw other problems of the same seed.
     small = Timing(float(timed.get("undisturbed", 0.0)), timing.work, heads)
     cost = cost or cost_of(small, _time_larger(worker, address, timing, small), profile)
     candidate.cost, report.cost = cost, cost.name

@@ -67,6 +67,8 @@ class PriorityExecutor:
         future: Future[Any] = Future()
         with self._lock:
             self._queue.append(_Queued(rank, owner, future, work))
+        # A thread that becomes free takes the best work at that moment, which need not be this one.
+        # There are as many calls of ``_next`` as works, so that none is left.
         self._executor.submit(self._next)
         return future
 

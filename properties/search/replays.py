@@ -43,10 +43,24 @@ class Stored:
         return [_case(one).problem for one in self.each()]
 
 
-def replay(
-    one: Entry | Case, worker: Worker, candidate: Candidate
-) -> tuple[CorpusReport, Finding | None]:
-    """Judge a stored case again; count it, and return what is not as it should be.
+@dataclass(frozen=True)
+class Replayed:
+    """The replay of one stored case.
+
+    Attributes:
+        verdict: verdict of the law on its problem.
+        counts: what it adds to the report of stored cases.
+        finding: failure, with the ledger entry that explains it, or pass of a case of the ledger
+            that must fail; None where all is as it should be, or nothing was judged.
+    """
+
+    verdict: Verdict
+    counts: CorpusReport
+    finding: Finding | None = None
+
+
+def replay(one: Entry | Case, worker: Worker, candidate: Candidate) -> Replayed:
+    """Judge a stored case again.
 
     Args:
         one: a case, or an entry of the ledger, whose case must still fail as it says.
@@ -63,25 +77,25 @@ def replay(
     if isinstance(one, Entry):
         counts.of_ledger = 1
         verdict = judge_known(one, case, worker, candidate)
-        if one.explains(case.law, verdict, case.problem):
-            return counts, None
-        if verdict.status == "UNSUPPORTED" and verdict.kind == NO_ROOM:
-            counts.unjudged = 1  # it says nothing of the implementation
-            return counts, None
-        if not verdict.bad:
-            retired = one.retired(case.law, verdict)
-            return counts, Finding(name, case.law, retired, case.problem, contradicts=one.id)
     else:
         verdict = judge_stored(case, worker, candidate)
-        if not verdict.bad:
-            counts.unjudged = int(verdict.status != "PASS" or verdict.vacuous)
-            return counts, None
-    if candidate.explanation(case.law, verdict, case.problem):  # an entry's case may fail otherwise
-        counts.known = int(not counts.of_ledger)
-        return counts, None
-    found = Finding(name, case.law, verdict, case.problem)
-    found.replay = replay_command(case.path)
-    return counts, found
+    if verdict.bad:
+        entry = candidate.explanation(case.law, verdict, case.problem)
+        if isinstance(one, Entry) and one.explains(case.law, verdict, case.problem):
+            entry = one
+        counts.known = int(entry is not None and not counts.of_ledger)
+        finding = Finding(name, case.law, verdict, case.problem, entry.id if entry else None)
+        finding.replay = replay_command(case.path)
+        return Replayed(verdict, counts, finding)
+    if isinstance(one, Case):
+        counts.unjudged = int(verdict.status != "PASS" or verdict.vacuous)
+    elif verdict.status == "UNSUPPORTED" and verdict.kind == NO_ROOM:
+        counts.unjudged = 1  # it says nothing of the implementation
+    else:
+        retired = one.retired(case.law, verdict)
+        finding = Finding(name, case.law, retired, case.problem, contradicts=one.id)
+        return Replayed(verdict, counts, finding)
+    return Replayed(verdict, counts)
 
 
 def _case(one: Entry | Case) -> Case:

@@ -184,6 +184,7 @@ class Scheduler:
                 self.ending.stop()
                 self._close()
                 self.pool.close()
+        # Answers that came while the executors waited for their threads still count.
         self._take(0)
 
     def _end_early(self) -> None:
@@ -191,8 +192,10 @@ class Scheduler:
         self.ending.ended = self.ending.asked
         self.ending.stop()
         self._close()
+        # What has not begun would take a worker from what is to end within its case.
         self.withdraw()
         self._take_for(GRACE_SECONDS)
+        # From here on an error may be the doing of ``close``, and accuses nobody.
         self.ending.cut_off = True
         self.pool.close()
         self._take_for(LAST_SECONDS)
@@ -214,6 +217,8 @@ class Scheduler:
 
     def _expect(self, future: Future[Any], about: Asked, take: Callable[[Any], None]) -> None:
         self._pending[future] = about, take
+        # Called in the thread that has finished the work, or at once here: only the queue is
+        # touched.
         future.add_done_callback(lambda ended: self._events.put(partial(self._take_answer, ended)))
 
     def _take_answer(self, future: Future[Any]) -> None:

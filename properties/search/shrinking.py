@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,8 +13,65 @@ from ..space.rounds import Counterexample, Enough
 from ..verdicts.verdict import Verdict
 from .case_runner import CaseRunner
 from .confirmation import Failure
-from .shrink_budget import ShrinkBudget
+from .simplify import Limit
 from .simplify import simplify as simplified
+
+MAX_DEATHS = 20
+"""Most processes that may die while one failure is shrunk."""
+# Each attempt that hangs costs its deadline, and on a GPU a process, as each crash does.
+FACTOR_OF_DEATHS = 6.0
+"""Factor on the profile's seconds for shrinking a hang or a crash."""
+MAX_SECONDS_OF_DEATHS = 30.0
+"""Most seconds for shrinking a hang or a crash."""
+SIMPLIFYING_SHARE = 0.5
+"""Share of the profile's seconds for shrinking that simplifying may take after it."""
+MOST_SIMPLIFYING = 400
+"""Most problems that simplifying may judge."""
+LITTLE_SECONDS = 0.1
+"""Mean seconds of a passing problem below which shrinking tries many of them to avoid a failure."""
+
+
+class ShrinkBudget:
+    """What shrinking may cost, and what it has cost since its failure was confirmed.
+
+    Attributes:
+        begun: monotonic time at which the failure was confirmed.
+    """
+
+    def __init__(self, runner: CaseRunner, seconds: float, *, costly: bool) -> None:
+        self.begun = time.monotonic()
+        self._runner, self._seconds, self._costly = runner, seconds, costly
+        self._attempts, self._deaths = runner.attempts, runner.deaths
+        self._passed = len(runner.passed)
+        self._until = 0.0
+
+    @property
+    def attempts(self) -> int:
+        """Number of problems that were judged."""
+        return self._runner.attempts - self._attempts
+
+    @property
+    def deaths(self) -> int:
+        """Number of those that ended a process."""
+        return self._runner.deaths - self._deaths
+
+    def extend(self) -> Limit:
+        """Return a budget of its own for simplifying, whatever shrinking has taken."""
+        seconds = SIMPLIFYING_SHARE * self._seconds
+        self._until = time.monotonic() + seconds
+        return Limit(seconds, MOST_SIMPLIFYING)
+
+    def spent(self) -> bool:
+        """Whether the budget is used up."""
+        now, limit = time.monotonic(), self._seconds
+        if self._costly or self.deaths:
+            limit = min(FACTOR_OF_DEATHS * limit, MAX_SECONDS_OF_DEATHS)
+        return now > max(self.begun + limit, self._until) or self.deaths >= MAX_DEATHS
+
+    def passing_is_cheap(self) -> bool:
+        """Whether problems that pass have cost little so far."""
+        passed = self._runner.passed[self._passed :]
+        return not passed or sum(passed) / len(passed) < LITTLE_SECONDS
 
 
 class Shrink:
@@ -21,6 +79,7 @@ class Shrink:
 
     Attributes:
         first: the confirmed failure.
+        budget: what it may cost.
         smallest: the last one that was found to fail alike.
     """
 
@@ -28,19 +87,19 @@ class Shrink:
         self,
         runner: CaseRunner,
         first: Failure,
-        budget: ShrinkBudget,
+        seconds: float,
         stopped: Callable[[], bool],
     ) -> None:
         self.first = self.smallest = first
-        self._runner, self._budget, self._stopped = runner, budget, stopped
-        budget.begin(costly=first.costly)
+        self.budget = ShrinkBudget(runner, seconds, costly=first.costly)
+        self._runner, self._stopped = runner, stopped
 
     def fails(self, problem: Problem) -> bool:
         """Whether a problem fails as the first one did; False too once the budget is spent."""
-        if problem.id not in self._runner.verdicts and (self._budget.spent() or self._stopped()):
+        if problem.id not in self._runner.verdicts and (self.budget.spent() or self._stopped()):
             return False
         # The smallest is confirmed with the full deadline.
-        verdict = self._runner.verdict(problem, hurried=self.first.costly)
+        verdict = self._runner.judge(problem, hurried=self.first.costly)
         # Another bug: shrinking must not slip from one into the other.
         if not verdict.bad or not self.first.is_like(verdict):
             return False
@@ -60,7 +119,7 @@ class Shrink:
     def simplify(self) -> None:
         """Take away what the problem does not need to fail, in few failures."""
         axes = self._runner.candidate.axes
-        simplify(self.smallest.problem, axes, self.fails, self._budget.passing_is_cheap)
+        simplify(self.smallest.problem, axes, self.fails, self.budget.passing_is_cheap)
 
     def by_fields(self) -> None:
         """Put options back and lower lengths one by one, while the same fault is found."""
@@ -68,7 +127,7 @@ class Shrink:
         simplified(
             self.smallest.problem,
             lambda problem: self._is_fault(problem, fault),
-            self._budget.extend(),
+            self.budget.extend(),
         )
 
     def _is_fault(self, problem: Problem, fault: Verdict) -> bool:

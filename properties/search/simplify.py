@@ -162,6 +162,7 @@ class _Search:
         self.takes(self._reset(self._used))
         for name in self._used:
             self.takes(self._reset([name]))
+        # Of two options that need each other, neither can be put back without the other.
         for pair in itertools.combinations(self._used, 2):
             self.takes(self._reset(pair))
 
@@ -238,6 +239,8 @@ class _Search:
 
     def _lower(self, most: int, low: int, takes: Callable[[int], bool]) -> None:
         """Find how low a number may be: edges of tiles from below, then halving what is left."""
+        # A fault at a tile's edge fails from the edge on, and halving assumes that. Edges are tried
+        # from below first, as there are few, and most faults lie there.
         for edge in (low, *LENGTH_EDGES):
             if low <= edge < most:
                 if takes(edge):

@@ -30,9 +30,9 @@ ALTERNATIVES = 3
 WINDOWS = ("window_left", "window_right", "chunk")
 """Fields that hide keys further away than their value."""
 KNOWN = 2
-"""Passing problems for each that could not be judged, from which on none is taken to fail."""
+"""Passing problems per unjudged one, from which on the unjudged ones are assumed to pass."""
 UNIFORM = ("uniform_queries", "exact", "empty_batch")
-"""Properties that hold for want of more requests or by the regime; they are never a cause."""
+"""Properties that follow from too few requests or from the regime; they are never a cause."""
 
 
 @dataclass(frozen=True)

@@ -26,26 +26,33 @@ from ..candidate import Candidate
 from ..case_runner import CaseRunner
 from ..confirmation import Confirmation, Failure
 from ..plan import Plan, laws_planned
-from ..shrink_budget import ShrinkBudget
 from .ablation import Fails, Needs, needs_of
-from .certainty import is_certain
-from .evidence import further_conditions
-from .faults import Fault, alike, imposed, merge, needs_all, share_option, symptom
+from .faults import (
+    Fault,
+    alike,
+    further_conditions,
+    imposed,
+    is_certain,
+    merge,
+    needs_all,
+    share_option,
+    symptom,
+)
 
 MOST_CAUSES = 6
-"""Most causes that are looked for."""
+"""Largest number of causes that experiments separate."""
 SMALL = 20_000
 """Most work of a problem that is drawn for experiments: many small ones tell more."""
 CALLS = 1500
-"""Most problems that are judged, on a fast implementation."""
+"""Largest number of problems that experiments judge, on a fast implementation."""
 SHARE, PATIENCE = 3.0, 4.0
-"""Seconds of all experiments, by those for shrinking one finding; and the factor on a fast
-implementation: there, the number of problems ends them, unless the machine is very busy."""
+"""Seconds of all experiments as a multiple of those for shrinking one finding, and a factor on
+them for a fast implementation: there CALLS ends them, unless the machine is very busy."""
 DRAWN, IMPOSED = 120, 30
-"""Problems that are drawn to look for more causes, and those of them to which the necessary values
-of each cause are given, on a fast implementation."""
+"""Problems that are drawn in search of more causes, and how many of them are given the values of
+each cause, on a fast implementation."""
 MOST_DEATHS = 2
-"""Processes that may die; beyond it, experiments would cost too much."""
+"""Number of process deaths after which experiments end."""
 DECIDES = 1 / 3
 """Least share of the problems with a cause's values that fail, where there are several causes."""
 STANDS = 2 / 3
@@ -149,8 +156,7 @@ class Experiments:
 
     def _runner(self, law: Law) -> CaseRunner:
         if law.name not in self._runners:
-            budget = ShrinkBudget(self._profile)
-            self._runners[law.name] = CaseRunner(self._worker, self._candidate, law, budget)
+            self._runners[law.name] = CaseRunner(self._worker, self._candidate, law)
         return self._runners[law.name]
 
     def _over(self) -> bool:
@@ -164,7 +170,7 @@ class Experiments:
             if self._over():
                 return None
             self._calls -= 1
-            runner.verdict(problem)
+            runner.judge(problem)
             self._deaths += runner.died
         verdict = runner.verdicts[problem.id]
         nothing = verdict.vacuous or not (verdict.bad or verdict.status == "PASS")

@@ -1,16 +1,29 @@
-"""A cause under examination: what its problems need, and whether a problem is one of them."""
+"""A cause under examination: what its problems need, whether it is sure, and what else it needs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ....reference import AttentionProblem, Problem
 from ...findings.causes import ANSWER_KINDS
 from ...findings.ledger import holds
+from ...findings.relations import RELATIONS
 from ...verdicts.verdict import Verdict
-from .ablation import WINDOWS, Fails, Needs, lacking, with_lengths
+from .ablation import WINDOWS, Fails, Needs, conditions_of, lacking, with_lengths
+
+SEEDS = 4
+"""Number of other tensor values with which a cause is tried."""
+REPEATED = 3
+"""Fewest of these SEEDS values with which the problem of a cause must fail."""
+MANY = 0.3
+"""Share of passing problems among those with a cause's values, above which another condition is
+sought."""
+CHANCE = 0.01
+"""Highest accepted probability that all failing problems meet a condition by chance."""
+MOST = 2
+"""Largest number of further conditions of one cause."""
 
 
 @dataclass
@@ -152,3 +165,85 @@ def merge(one: Fault, other: Fault) -> None:
         )
     one.needs = replace(one.needs, fields=fields, passing=passing, structure=structure)
     one.symptoms |= other.symptoms
+
+
+def is_certain(fault: Fault, fails: Fails) -> bool:
+    """Whether a cause's problem fails with other values, and passes with them without a need.
+
+    An error near its bound comes and goes with the values, and what is taken away of a problem
+    seems to matter by chance. A fault of a kernel stays.
+
+    Args:
+        fault: the cause.
+        fails: whether a problem fails for this cause.
+    """
+    repeated = sum(fails(each) is True for each in _reseeded(fault.problem))
+    return repeated >= REPEATED and not any(
+        fails(each) for changed in _lacking(fault) for each in _reseeded(changed)
+    )
+
+
+def _reseeded(problem: Problem) -> list[Problem]:
+    return [replace(problem, seed=problem.seed + 1 + number) for number in range(SEEDS)]
+
+
+def _lacking(fault: Fault) -> Iterator[Problem]:
+    """Yield a cause's problem without one of its needs at a time."""
+    problem, needs = fault.problem, fault.needs
+    for name in needs.fields:
+        if (changed := lacking(problem, name, needs)) is not None:
+            yield changed
+    for name, wanted in needs.structure.items():
+        if (batch := undone(problem, name, wanted)) is not None:
+            yield batch
+
+
+def further_conditions(
+    values: Mapping[str, Any],
+    failing: Sequence[Problem],
+    passing: Sequence[Problem],
+    seen: Sequence[Problem],
+) -> dict[str, Any]:
+    """Return conditions that all failing problems meet and most of the passing ones do not.
+
+    Args:
+        values: what a problem needs as far as is known.
+        failing: problems with these values that fail.
+        passing: problems with these values that pass.
+        seen: all problems, which tell how often a condition is met by chance.
+    """
+    more: dict[str, Any] = {}
+    left = [*passing]
+    while failing and len(more) < MOST and len(left) > MANY * (len(left) + len(failing)):
+        best = max(
+            (each for each in _common(failing) if each[0] not in values and each[0] not in more),
+            # Relations of lengths follow from many sizes: a size comes first where both tell.
+            key=lambda each: (
+                sum(not holds(one, dict([each])) for one in left),
+                each[0] not in RELATIONS,
+            ),
+            default=None,
+        )
+        if best is None:
+            break
+        # Accepted only if it halves what passes, and if so many failures would hardly share it by
+        # chance: with a share ``often`` of all problems, n failures do with probability often**n.
+        kept = [each for each in left if holds(each, dict([best]))]
+        often = sum(holds(each, dict([best])) for each in seen) / max(len(seen), 1)
+        if len(kept) > len(left) / 2 or often ** len(failing) > CHANCE:
+            break
+        more[best[0]], left = best[1], kept
+    return more
+
+
+def _common(failing: Sequence[Problem]) -> list[tuple[str, Any]]:
+    """Return the properties that all failing problems have, and the least of their sizes."""
+    found: list[tuple[str, Any]] = []
+    for name, wanted in conditions_of(min(failing, key=lambda each: each.work)):
+        if isinstance(wanted, dict):
+            least = min(getattr(each, name) for each in failing)
+            if least > 1:
+                found.append((name, {"min": least}))
+        elif all(holds(each, {name: wanted}) for each in failing):
+            found.append((name, wanted))
+    return found

@@ -14,8 +14,13 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from kernelproof.properties import plugin
-from kernelproof.properties.collection.items import Configuration, Survey, Surveyed, items_of
-from kernelproof.properties.collection.surveying import configurations
+from kernelproof.properties.collection.surveying import (
+    Configuration,
+    Survey,
+    Surveyed,
+    configurations,
+    items_of,
+)
 from kernelproof.properties.collection.xdist_lock import SuiteRefusedError, shared
 from kernelproof.properties.findings.text_format import trace_lines
 from kernelproof.properties.isolation import gpus

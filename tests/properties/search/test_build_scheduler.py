@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from kernelproof.properties.search.build_scheduler import BuildScheduler
+from kernelproof.properties.search.building import BuildScheduler
 
 
 def order_of(builds: list[tuple[str, float]], at_a_time: int) -> list[str]:

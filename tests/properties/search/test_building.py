@@ -14,10 +14,10 @@ import pytest
 from kernelproof.properties.findings.report import ImplementationReport
 from kernelproof.properties.isolation.workers import Deadlines, Outcome
 from kernelproof.properties.search import building
-from kernelproof.properties.search.build_scheduler import BuildScheduler
-from kernelproof.properties.search.building import MAX_JOBS, Builder
+from kernelproof.properties.search.building import MAX_JOBS, Builder, BuildScheduler
 from kernelproof.properties.search.engine import Run
 from kernelproof.properties.search.plan import Plan
+from kernelproof.properties.search.preparation import Setting
 from kernelproof.properties.space.module_selection import Module
 from kernelproof.properties.space.profiles import PROFILES
 from kernelproof.properties.worker.requests import Address, DeviceLostError
@@ -388,22 +388,14 @@ def test_a_device_that_is_lost_elsewhere_ends_what_is_built(
         def close(self) -> None:
             self.end.set()
 
-    def prepare(
-        lease: object,
-        plan: Plan,
-        report: ImplementationReport,
-        builder: Builder,
-        *_: object,
-        **__: object,
-    ) -> None:
-        del lease, plan
+    def prepare(setting: Setting, report: ImplementationReport, *_: object, **__: object) -> None:
         if report.name == "m:takes_the_device":
             building_now.wait(20)
             message = "cuda did not come back"
             raise DeviceLostError(message)
         report.declared = declared(1)
         chosen = [Module("one", {}, AttentionProblem())]
-        builder.build(Address("m:builds", None, "cpu"), chosen, report)
+        setting.builder.build(Address("m:builds", None, "cpu"), chosen, report)
 
     monkeypatch.setattr(building, "open_pool", lambda *_, **__: Waiting())
     monkeypatch.setattr("kernelproof.properties.search.engine.prepare", prepare)

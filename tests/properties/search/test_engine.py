@@ -27,9 +27,11 @@ from kernelproof.properties.search import engine
 from kernelproof.properties.search.engine import Run
 from kernelproof.properties.search.plan import Plan
 from kernelproof.properties.search.progress import Progress
+from kernelproof.properties.search.replays import Replayed
 from kernelproof.properties.space.profiles import Profile
 from kernelproof.properties.space.restrictions import Only
 from kernelproof.properties.space.simplifying import FEW_PAGES
+from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.properties.worker import pools
 from kernelproof.reference import AttentionProblem, MergeProblem, Problem
 
@@ -485,10 +487,10 @@ def test_under_a_sanitizer_replays_have_a_tenth_of_the_run_and_come_last(
         cases.append(load_case(tmp_path / f"{number}.json"))
     order = []
 
-    def replayed(*_: object) -> tuple[CorpusReport, None]:
+    def replayed(*_: object) -> Replayed:
         order.append("case")
         time.sleep(0.1)
-        return CorpusReport(replayed=1), None
+        return Replayed(Verdict("PASS"), CorpusReport(replayed=1))
 
     def searched(*_: object, **__: object) -> LawReport:
         order.append("law")

@@ -16,8 +16,6 @@ from kernelproof.properties.findings.report import Finding, ImplementationReport
 from kernelproof.properties.laws import find_law
 from kernelproof.properties.search.candidate import Candidate
 from kernelproof.properties.search.causes.ablation import Needs, condition, needs_of
-from kernelproof.properties.search.causes.certainty import is_certain
-from kernelproof.properties.search.causes.evidence import further_conditions
 from kernelproof.properties.search.causes.experiments import (
     CALLS,
     SHARE,
@@ -25,7 +23,13 @@ from kernelproof.properties.search.causes.experiments import (
     _problems_of,
     experiments_on,
 )
-from kernelproof.properties.search.causes.faults import Fault, alike, merge
+from kernelproof.properties.search.causes.faults import (
+    Fault,
+    alike,
+    further_conditions,
+    is_certain,
+    merge,
+)
 from kernelproof.properties.search.engine import Run
 from kernelproof.properties.search.plan import Plan
 from kernelproof.properties.space.axes import Axes, all_axes

@@ -110,12 +110,13 @@ class Passes(CaseRunner):
     def __init__(self, parts: Any) -> None:  # noqa: ANN401
         vars(self).update(vars(parts))
         self.report = LawReport("parity")
-        self.confirms = self.always_fresh = self.died = False
+        self._confirms = self.always_fresh = self.died = False
+        self.attempts = self.deaths = 0
+        self.passed = []
         parts.candidate.explanation = lambda *_: None
         parts.candidate.deadlines = SimpleNamespace(record=lambda *_: None)
         self.verdicts, self.starting_seconds = {}, 0.0
         self._judged = lambda _: None
-        self._budget: Any = SimpleNamespace(note=lambda *_, **__: None)
 
     def probe_device(self) -> None:
         """Take it that the device is there."""
@@ -157,9 +158,9 @@ def test_a_case_of_the_ledger_that_found_no_room_is_not_mended(
     monkeypatch.setattr(replays, "warm_up", lambda *_: None)
     monkeypatch.setattr(replays, "judge_known", lambda *_: no_room)
     candidate: Any = SimpleNamespace(name="any")
-    counts, finding = replays.replay(entry, cast("Any", None), candidate)
-    assert finding is None
-    assert (counts.of_ledger, counts.unjudged) == (1, 1)
+    replayed = replays.replay(entry, cast("Any", None), candidate)
+    assert replayed.finding is None
+    assert (replayed.counts.of_ledger, replayed.counts.unjudged) == (1, 1)
 
 
 FULL = Refusal("the machine is full", "memory", OF_THE_MACHINE)

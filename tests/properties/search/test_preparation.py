@@ -14,7 +14,7 @@ from kernelproof.properties.findings.report import ImplementationReport
 from kernelproof.properties.isolation.workers import Deadlines, Outcome, Worker
 from kernelproof.properties.search.building import Builder
 from kernelproof.properties.search.plan import Plan
-from kernelproof.properties.search.preparation import prepare, survey
+from kernelproof.properties.search.preparation import Setting, prepare, survey
 from kernelproof.properties.space.profiles import PROFILES, Cost
 from kernelproof.properties.worker.requests import Address
 from kernelproof.properties.worker.tasks import handle
@@ -59,12 +59,11 @@ def test_a_slow_implementation_alone_gets_long_problems(
     cost: Cost, edges: tuple[int, ...] | None
 ) -> None:
     name = "torch-sdpa-paged"
+    plan = Plan([name], PROFILES["quick"], costs={name: cost})
     candidate = prepare(
-        lambda: nullcontext(Here()),
-        Plan([name], PROFILES["quick"], costs={name: cost}),
+        Setting(plan, Target.here("cpu"), Builder(1)),
         ImplementationReport(name, resolve_name(name)),
-        Builder(1),
-        Target.here("cpu"),
+        lambda: nullcontext(Here()),
     )
     assert candidate is not None
     assert candidate.axes.edges == ()
@@ -83,10 +82,8 @@ def test_a_first_call_that_takes_too_long_is_timed_again() -> None:
 
     name, busy = "torch-sdpa-paged", Busy()
     report = ImplementationReport(name, resolve_name(name))
-    candidate = prepare(
-        lambda: nullcontext(busy), Plan([name], PROFILES["quick"]), report, Builder(1),
-        Target.here("cpu"),
-    )  # fmt: skip
+    setting = Setting(Plan([name], PROFILES["quick"]), Target.here("cpu"), Builder(1))
+    candidate = prepare(setting, report, lambda: nullcontext(busy))
     assert report.call_seconds > 0
     assert candidate is not None
     assert candidate.warm_up is not None
