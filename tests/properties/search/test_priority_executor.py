@@ -7,7 +7,12 @@ from functools import partial
 
 import pytest
 
-from kernelproof.properties.search.priority_executor import LEAD, PriorityExecutor
+from kernelproof.properties.search.priority_executor import (
+    LEAD,
+    FairExecutor,
+    FairQueue,
+    PriorityExecutor,
+)
 
 
 def test_the_lowest_rank_comes_first_whenever_it_came() -> None:
@@ -94,3 +99,32 @@ def test_what_comes_late_with_a_low_rank_is_not_behind_what_a_thread_prefers() -
         executor.submit(0, lambda: order.append("late"), "new")
         started.set()
     assert order == ["late", "mine"]
+
+
+def test_what_is_slow_leaves_the_others_their_time() -> None:
+    queue = FairQueue[int]()
+    for owner in ("slow", "quick"):
+        for number in range(30):
+            queue.put(owner, (number,), number)
+    taken = []
+    for _ in range(22):
+        owner, number = queue.take() or ("", 0)
+        queue.end(owner, 10.0 if owner == "slow" else 1.0)
+        taken.append((owner, number))
+    assert [number for owner, number in taken if owner == "slow"] == [0, 1]
+    assert [number for owner, number in taken if owner == "quick"] == [*range(20)]
+    at_work = {owner for owner, _ in (queue.take() or ("", 0), queue.take() or ("", 0))}
+    assert at_work == {"slow", "quick"}  # several threads do not wait for one owner
+
+
+def test_fair_threads_do_the_lowest_rank_of_an_owner_first_and_hand_over_errors() -> None:
+    started, order = threading.Event(), list[int]()
+    with FairExecutor(1) as executor:
+        executor.submit("other", (0,), started.wait)
+        for rank in (2, 1, 3):
+            executor.submit("mine", (rank, 0), partial(order.append, rank))
+        wrong = executor.submit("mine", (4,), lambda: 1 // 0)
+        started.set()
+        with pytest.raises(ZeroDivisionError):
+            wrong.result()
+    assert order == [1, 2, 3]
