@@ -9,9 +9,9 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,17 +45,17 @@ from ..releases.packages import (
     Package,
 )
 from ..support.command import chips_of
-from .behaviour.comparison_state import Learned
-from .behaviour.compiled import Compilation
-from .behaviour.running import (
+from .behaviour.asking import Bench
+from .behaviour.compiled import Compilation, compare_compiled
+from .behaviour.records import Comparison
+from .behaviour.steps import (
     compare_behaviour,
-    compare_compiled,
     compare_declarations,
     find_both,
     read_declarations,
     read_uses,
 )
-from .behaviour.watching import Progress, progress
+from .behaviour.watching import progress
 from .options import refuse_empty
 from .report.contents import refused, to_json, with_actions
 from .report.display import print_report
@@ -136,6 +136,19 @@ class Request:
         return JOURNALS / f"{'-'.join([*of, *names, self.device])}.jsonl"
 
     @property
+    def wanted(self) -> Sequence[str]:
+        """The parts that are compared."""
+        return self.parts or self.compared.parts
+
+    @property
+    def compilation(self) -> Compilation | None:
+        """What is compiled, None where that was not asked for."""
+        if self.compiled is None:
+            return None
+        chips = tuple(part for part in self.compiled.split(",") if part.strip())
+        return Compilation(chips, tuple(self.units), self.jobs or 0)
+
+    @property
     def sides(self) -> dict[str, str]:
         """What was given for each side."""
         return {BASELINE: self.baseline, CANDIDATE: self.candidate}
@@ -169,7 +182,7 @@ def bump(request: Request) -> int:
         return tell(report, request.outputs, unwritten, verbose=request.verbose)
 
 
-def compare(request: Request, ending: Ending) -> tuple[dict[str, Any], list[str]]:
+def compare(request: Request, ending: Ending) -> tuple[dict[str, Any], Sequence[str]]:
     """Compare two releases, and return the report and sentences on cases that were not written.
 
     Raises:
@@ -177,7 +190,6 @@ def compare(request: Request, ending: Ending) -> tuple[dict[str, Any], list[str]
     """
     started = time.monotonic()
     policy: Policy | None = None
-    sources: list[Source] = []
     try:
         sources = [Source.read(path) for path in request.uses]
         policy = _policy(request.policy)
@@ -186,8 +198,19 @@ def compare(request: Request, ending: Ending) -> tuple[dict[str, Any], list[str]
         with progress(60 * (minutes_of(request) or math.inf)) as watched, ending.watched():
             watched.tell(f"comparing {request.baseline} and {request.candidate}")
             machine = _machine(request.device)
-            learned = Learned(request.sides, _chips(request, machine), package=request.compared)
-            plan, journal = _learn(request, learned, policy, machine, ending, watched, sources)
+            chips = _chips(request, machine)
+            request.outputs.check()
+            if BEHAVIOUR in request.wanted:
+                Outputs({"--cases": request.cases / "case.json"}).check()
+            with (
+                Journal(request.journal_path, ending) as journal,
+                _tensors(request.journal_path) as tensors,
+            ):
+                plan = _plan(request, tensors)
+                bench = Bench(plan, {}, journal, ending, watched)
+                comparison = Comparison(request.sides, chips, request.compared)
+                steps = _steps(request, comparison, bench, policy, machine, sources)
+                comparison = _last(steps, comparison, ending)
     except JournalError:  # of another comparison, whose outputs these may be
         raise
     except (UsageRefusedError, MachineError) as error:
@@ -203,7 +226,7 @@ def compare(request: Request, ending: Ending) -> tuple[dict[str, Any], list[str]
         "remembered": journal.remembered,
     }
     report = to_json(
-        learned,
+        comparison,
         plan,
         policy,
         machine=machine,
@@ -211,87 +234,84 @@ def compare(request: Request, ending: Ending) -> tuple[dict[str, Any], list[str]
         timings=timings,
         ending=ending,
     )
-    return report, learned.unwritten
+    return report, comparison.unwritten
 
 
-def _learn(
+def _steps(
     request: Request,
-    learned: Learned,
+    comparison: Comparison,
+    bench: Bench,
     policy: Policy,
     machine: Chip,
-    ending: Ending,
-    watched: Progress,
     sources: Sequence[Source],
-) -> tuple[Plan, Journal]:
-    """Learn what was asked for; return the plan of its behaviour, and the journal of answers."""
-    package = request.compared
-    parts = request.parts or package.parts
-    request.outputs.check()
+) -> Iterator[Comparison]:
+    """Learn what was asked for; yield the record after each step."""
+    package, parts = request.compared, request.wanted
+    ending, journal, watched = bench.ending, bench.journal, bench.progress
+    watched.tell(f"finding both releases, of which {', '.join(parts)} are compared")
+    with ending.closing(kill_children):
+        comparison = find_both(comparison, ending, watched.tell)
+        yield comparison
+        own = any(each.own_environment for each in comparison.releases.values())
+        plan = _for_environments(request, bench.plan) if own else bench.plan
+        if set(comparison.releases) == set(SIDES):  # else there is little to keep
+            of = identity_of(comparison.releases, plan.implementations)
+            identity = {**_identity(request, plan), **of}
+            journal.start(identity, resume=request.resume, tell=watched.tell)
+        comparison = read_declarations(comparison, journal, parts, watched.tell)
+        yield comparison
+        comparison = compare_declarations(comparison, parts)
+        yield comparison
+        comparison = read_uses(comparison, sources, ending, watched.tell)
+        for each in with_actions(comparison.findings, policy):
+            if each.action != REPORT:
+                watched.found(f"{each.action}  {each.change}  {each.message}")
+        left_out = (part for part in PARTS if part not in parts)
+        comparison = comparison.skipping(
+            {
+                part: "not asked for" if part in package.parts else inapplicable(package)
+                for part in left_out
+            }
+        )
+        yield comparison
+        if package is FLASHINFER_PACKAGE:
+            asked = request.compilation
+            comparison = compare_compiled(comparison, asked, journal, watched.tell)
+            yield comparison
     if BEHAVIOUR in parts:
-        Outputs({"--cases": request.cases / "case.json"}).check()
-    with (
-        Journal(request.journal_path, ending) as journal,
-        _tensors(request.journal_path) as tensors,
-    ):
-        plan = _plan(request, tensors, own_environment=False)
-        watched.tell(f"finding both releases, of which {', '.join(parts)} are compared")
-        with _learning(learned, ending):
-            with ending.closing(kill_children):
-                find_both(learned, ending, watched.tell)
-                if any(each.own_environment for each in learned.releases.values()):
-                    plan = _plan(request, tensors, own_environment=True)
-                if set(learned.releases) == set(SIDES):  # else there is little to keep
-                    of = identity_of(learned.releases, plan.implementations)
-                    identity = {**_identity(request, plan), **of}
-                    journal.start(identity, resume=request.resume, tell=watched.tell)
-                read_declarations(learned, journal, parts, watched.tell)
-                compare_declarations(learned, parts)
-                read_uses(learned, sources, ending, watched.tell)
-                for each in with_actions(learned.findings, policy):
-                    if each.action != REPORT:
-                        watched.found(f"{each.action}  {each.change}  {each.message}")
-                learned.skipped |= {
-                    part: "not asked for" if part in package.parts else inapplicable(package)
-                    for part in PARTS
-                    if part not in parts
-                }
-                _compile(request, learned, journal, watched.tell)
-            if BEHAVIOUR in parts:
-                here: tuple[Chip, ...] = () if machine == "cpu" else (machine,)
-                compare_behaviour(
-                    learned,
-                    journal,
-                    plan,
-                    here,
-                    policy.slower,
-                    watched,
-                    ending,
-                    speed=SPEED in parts,
-                )
-            else:
-                learned.skipped.setdefault(SPEED, "goes with behaviour")
-    return plan, journal
+        here: tuple[Chip, ...] = () if machine == "cpu" else (machine,)
+        yield from compare_behaviour(
+            comparison, replace(bench, plan=plan), here, policy.slower, speed=SPEED in parts
+        )
+    else:
+        yield comparison.skipping({SPEED: "goes with behaviour", **comparison.skipped})
 
 
-@contextmanager
-def _learning(learned: Learned, ending: Ending) -> Iterator[None]:
-    """Turn whatever ends a comparison early into a failure: what was learned is worth telling."""
+def _last(steps: Iterable[Comparison], comparison: Comparison, ending: Ending) -> Comparison:
+    """Return the last record: whatever ends a comparison early, what it learned is worth telling.
+
+    Args:
+        steps: records, one after each step.
+        comparison: the record before the first step.
+        ending: of the comparison.
+    """
     try:
-        yield
+        for each in steps:
+            comparison = each
     except EndedError as error:  # before there was a problem to judge
         if not ending.code:
-            learned.fail(f"nothing was judged: {error}", INCOMPLETE)
+            comparison = comparison.failing(f"nothing was judged: {error}", INCOMPLETE)
     except KeyboardInterrupt:
         ending.end("interrupted: --resume goes on from here", INTERRUPTED)
     except MachineError as error:  # such as a journal whose disk is full
-        learned.fail(error.message, error.exit_code)
+        comparison = comparison.failing(error.message, error.exit_code)
     except UsageRefusedError:
         raise
     except Exception as error:  # noqa: BLE001  see above
         traceback.print_exc()
-        learned.fail(f"{SUITE_FAILED}: {type(error).__name__}: {error}".splitlines()[0])
-    if ending.code:
-        learned.fail(ending.why, ending.code)
+        why = f"{SUITE_FAILED}: {type(error).__name__}: {error}".splitlines()[0]
+        comparison = comparison.failing(why)
+    return comparison.failing(ending.why, ending.code) if ending.code else comparison
 
 
 def tell(
@@ -322,19 +342,6 @@ def tell(
 
 def _rendered(report: dict[str, Any]) -> dict[str, Callable[[], str]]:
     return {option: partial(render, report) for option, render in RENDER.items()}
-
-
-def _compile(
-    request: Request, learned: Learned, journal: Journal, tell: Callable[[str], None]
-) -> None:
-    if request.compared is not FLASHINFER_PACKAGE:
-        return
-    if request.compiled is None:
-        learned.skipped["compile"] = "not asked for (--compile)"
-        return
-    chips = tuple(part for part in request.compiled.split(",") if part.strip())
-    asked = Compilation(chips, tuple(request.units), request.jobs or 0)
-    compare_compiled(learned, asked, journal, tell)
 
 
 def inapplicable(package: Package) -> str:
@@ -387,7 +394,7 @@ def _chips(request: Request, machine: Chip) -> tuple[Chip, ...]:
     return (*(["cpu"] if machine == "cpu" else []), *CHIPS)
 
 
-def _plan(request: Request, tensors: Path, *, own_environment: bool) -> Plan:
+def _plan(request: Request, tensors: Path) -> Plan:
     check_laws(request.laws)
     check_implementations(request.implementations, "--implementation")
     only = only_of(request.only)
@@ -398,8 +405,7 @@ def _plan(request: Request, tensors: Path, *, own_environment: bool) -> Plan:
     profile = PROFILES[request.profile]
     soak = request.soak or (SOAK_ON_CPU if request.device == "cpu" else profile.soak)
     return Plan(
-        tuple(dict.fromkeys(request.implementations))
-        or _concerned(request.compared, all_of_them=own_environment),
+        tuple(dict.fromkeys(request.implementations)) or _concerned(request.compared),
         request.device,
         asked_for(profile, modules=request.modules, soak=soak),
         request.seed,
@@ -417,7 +423,15 @@ def _plan(request: Request, tensors: Path, *, own_environment: bool) -> Plan:
     )
 
 
-def _concerned(package: Package = FLASHINFER_PACKAGE, *, all_of_them: bool) -> tuple[str, ...]:
+def _for_environments(request: Request, plan: Plan) -> Plan:
+    """Return the plan where a release has an environment of its own, in which all else differs."""
+    concerned = _concerned(request.compared, all_of_them=True)
+    return plan if plan.named else replace(plan, implementations=concerned)
+
+
+def _concerned(
+    package: Package = FLASHINFER_PACKAGE, *, all_of_them: bool = False
+) -> tuple[str, ...]:
     """Name what may behave otherwise with another release, or in another environment."""
     # Of what is not built in nobody knows; other built-in ones are the same code on both sides.
     of = built_in_compiler if package.judged == COMPILED else built_in_provider

@@ -1,4 +1,4 @@
-"""Asking the workers of one side, through the journal."""
+"""Asking the workers of both releases, through the journal."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 from ....properties.isolation.outcome import Outcome
 from ....properties.isolation.workers import Deadlines, Worker, WorkerPool
-from ....properties.worker.requests import probe_device
-from ..sides.ending import EndedError
+from ....properties.verdicts.verdict import Verdict
+from ....properties.worker.requests import HarnessError, probe_device, verdict_of
+from ..sides.ending import EndedError, Ending
 from ..sides.journal import Journal
+from ..sides.plan import Plan
+from .records import LOST
+from .watching import Progress
 
 Open = Callable[[], AbstractContextManager[WorkerPool]]
 USUAL = Deadlines()
@@ -69,6 +74,7 @@ class Side:
         *,
         note: str = "",
         before: Callable[[], object] | None = None,
+        fresh: bool = False,
     ) -> Outcome:
         """Have a worker answer a request.
 
@@ -77,9 +83,9 @@ class Side:
             deadlines: of its stages.
             note: separates requests that are otherwise the same, such as rounds of timing.
             before: is called first where the journal has no answer yet.
+            fresh: whether the worker is a new process, to see whether a failure shows there too.
         """
         question = {
-            "side": self.name,
             "note": note,
             "payload": {name: value for name, value in payload.items() if name not in FILES},
         }
@@ -88,9 +94,24 @@ class Side:
             if before is not None:
                 before()
             with self._worker() as worker:
-                return self._asked(worker, payload, deadlines)
+                if fresh:
+                    worker.renew()
+                outcome = worker.run(payload, deadlines)
+                if outcome.died:
+                    # Raises where the device is gone: an answer that this spoils is not kept.
+                    probe_device(worker, self._device)
+                return dataclasses.asdict(outcome)
 
-        return Outcome(**self._journal.ask(question, answer))
+        return Outcome(**self.remember(question, answer))
+
+    def remember(self, question: Mapping[str, Any], answer: Callable[[], Any]) -> Any:  # noqa: ANN401
+        """Return the answer to a question that takes many requests."""
+        return self._journal.ask({"side": self.name, **question}, answer)
+
+    def run(self, payload: Mapping[str, Any], deadlines: Deadlines) -> Outcome:
+        """Have a worker answer a request, and keep nothing."""
+        with self._worker() as worker:
+            return worker.run(payload, deadlines)
 
     @contextmanager
     def _worker(self) -> Iterator[Worker]:
@@ -107,35 +128,6 @@ class Side:
             if self._closed:
                 raise EndedError(CLOSED) from error
             raise
-
-    def _asked(
-        self, worker: Worker, payload: Mapping[str, Any], deadlines: Deadlines
-    ) -> dict[str, Any]:
-        outcome = worker.run(payload, deadlines)
-        if outcome.died:
-            # Raises where the device is gone: an answer that this spoils is not kept.
-            probe_device(worker, self._device)
-        return dataclasses.asdict(outcome)
-
-    def remember(self, question: Mapping[str, Any], answer: Callable[[], Any]) -> Any:  # noqa: ANN401
-        """Return the answer to a question that takes many requests."""
-        return self._journal.ask({"side": self.name, **question}, answer)
-
-    def run(self, payload: Mapping[str, Any], deadlines: Deadlines) -> Outcome:
-        """Have a worker answer a request, and keep nothing."""
-        with self._worker() as worker:
-            return worker.run(payload, deadlines)
-
-    def renewed(self, payload: Mapping[str, Any], deadlines: Deadlines, *, note: str) -> Outcome:
-        """Have a fresh worker answer a request, to see whether it fails there too."""
-        question = {"side": self.name, "note": note, "payload": dict(payload)}
-
-        def answer() -> dict[str, Any]:
-            with self._worker() as worker:
-                worker.renew()
-                return self._asked(worker, payload, deadlines)
-
-        return Outcome(**self._journal.ask(question, answer))
 
     def close(self) -> None:
         """End the workers."""
@@ -158,3 +150,35 @@ class Asker(Worker):
 
     def renew(self) -> None:
         """Do nothing: the side's pool gives another process where one died."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What the steps of a comparison of behaviour ask with.
+
+    Attributes:
+        plan: of the comparison.
+        sides: workers of both releases, by side.
+        journal: of the run.
+        ending: of the comparison, which may come at any moment.
+        progress: shows what is done.
+    """
+
+    plan: Plan
+    sides: Mapping[str, Side]
+    journal: Journal
+    ending: Ending
+    progress: Progress = field(default_factory=Progress)
+
+    def close(self) -> None:
+        """End the workers: what other threads still ask for is not waited for."""
+        for side in self.sides.values():
+            side.close()
+
+
+def answer_of(outcome: Outcome) -> Verdict:
+    """Turn an answer into a verdict; one that the suite itself spoiled is lost, no more."""
+    try:
+        return verdict_of(outcome)
+    except HarnessError as error:
+        return Verdict(LOST, "suite", str(error))

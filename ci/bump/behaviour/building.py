@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -25,18 +25,13 @@ from ....properties.search.building import (
 from ....properties.search.costs import keep_builds, read_builds
 from ....properties.search.module_plan import BUILD_SHARE, LONGEST_SHARE, Chosen, ModulePlan
 from ....properties.search.preparation import module_keys, module_libraries
-from ....properties.space.module_selection import Module, Selection
+from ....properties.space.module_selection import Selection
 from ....properties.space.profiles import CHEAP_MINUTES
 from ....reference import Problem, problem_from_json
-from ..sides.ending import Ending
-from ..sides.journal import Journal
-from ..sides.plan import Plan
-from ..sides.releases import BASELINE, CANDIDATE, SIDES, Release
-from .asking import Asker, Side
-from .comparison import Compared, Sides, cases_to_judge
-from .surveying import tuples
-from .unjudged import DEAR, TIME
-from .watching import Count
+from ..sides.releases import SIDES, Release
+from .asking import Asker, Bench, Side
+from .preparing import cases_to_judge, to_judge, tuples
+from .records import DEAR, TIME, Planned, Surveyed
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ class Wanted:
             common, and whether that exists.
     """
 
-    found: Compared
+    found: Planned
     key: str
     problem: Problem
     turn: int
@@ -92,95 +87,76 @@ def ordered_builds(wanted: Sequence[Wanted]) -> list[Build]:
 
 
 def choose_modules(
-    compared: Sequence[Compared], sides: Sides, journal: Journal, plan: Plan, ending: Ending
-) -> list[Wanted]:
+    surveyed: Sequence[Surveyed], bench: Bench
+) -> tuple[list[Planned], list[Wanted]]:
     """Choose the modules of all implementations together, within the time that compilers have.
 
-    Problems are drawn of these modules only from then on. The modules of stored cases follow them.
-    An implementation for which there is no time is left out. What is chosen is one answer of the
+    Problems are drawn of these modules only. The modules of stored cases follow them. An
+    implementation for which there is no time is left out. What is chosen is one answer of the
     journal: a run that goes on, with modules built and less time, builds the same ones.
 
     Args:
-        compared: implementations, all that were surveyed.
-        sides: workers that are asked.
-        journal: of the run.
-        plan: of it.
-        ending: of it, whose minutes limit the modules.
+        surveyed: implementations whose modules are built ahead.
+        bench: of the comparison; its minutes limit the modules.
 
     Raises:
         EndedError: the comparison has ended before they were chosen.
     """
-    building = {
-        each.name: each for each in compared if each.axes is not None and each.build_minutes
-    }
-    if not building:
-        return []
-    stored = {
-        name: [case.problem for case, _ in cases_to_judge(found, plan)]
-        for name, found in building.items()
-    }
+    if not surveyed:
+        return [], []
+    stored = [[case.problem for case, _ in cases_to_judge(each, bench.plan)] for each in surveyed]
     question = {
         "modules": {
-            name: {
+            found.name: {
                 "of": {side: each.request("modules") for side, each in found.addresses.items()},
-                "stored": [each.id for each in stored[name]],
+                "stored": [each.id for each in of_it],
             }
-            for name, found in building.items()
+            for found, of_it in zip(surveyed, stored, strict=True)
         }
     }
-    answer = journal.ask(question, lambda: _chosen(building, stored, sides, plan, ending))
-    return [
-        wanted
-        for name, found in building.items()
-        for wanted in _wanted(found, answer[name], stored[name], sides)
+    answer = bench.journal.ask(question, lambda: _chosen(surveyed, stored, bench))
+    found = [
+        _planned(each, answer[each.name], of_it, bench)
+        for each, of_it in zip(surveyed, stored, strict=True)
     ]
+    return [each for each, _ in found], [each for _, wanted in found for each in wanted]
 
 
 def _chosen(
-    building: Mapping[str, Compared],
-    stored: Mapping[str, Sequence[Problem]],
-    sides: Sides,
-    plan: Plan,
-    ending: Ending,
+    surveyed: Sequence[Surveyed], stored: Sequence[Sequence[Problem]], bench: Bench
 ) -> dict[str, Any]:
     """Choose modules, and return those of each implementation as JSON."""
+    ending, learned = bench.ending, read_builds(bench.plan.cases)
+    # Each module is compiled with both releases.
+    minutes = _compiling_minutes(bench) / len(SIDES)
+    longest = math.inf if ending.minutes is None else LONGEST_SHARE * ending.minutes
 
-    def selection(found: Compared) -> Selection:
-        return _selection(found, stored[found.name], sides, plan, ending)
+    def choose(found: Surveyed, selection: Selection) -> Chosen:
+        report = ImplementationReport(found.name, found.reference)
+        return together.choose(report, selection, found.build_minutes, found.build_compilers)
 
-    with ThreadPoolExecutor(len(building)) as threads:
-        selections = list(threads.map(selection, building.values()))
-        # Each module is compiled with both releases.
-        minutes = _compiling_minutes(ending) / len(SIDES)
-        learned = read_builds(plan.cases)
-        longest = math.inf if ending.minutes is None else LONGEST_SHARE * ending.minutes
-        together = ModulePlan(len(building), minutes=minutes, longest=longest, learned=learned)
-
-        def choose(found: Compared, selection: Selection) -> Chosen:
-            report = ImplementationReport(found.name, found.reference)
-            return together.choose(report, selection, found.build_minutes, found.build_compilers)
-
-        chosen = list(threads.map(choose, building.values(), selections))
+    with ThreadPoolExecutor(len(surveyed)) as threads:
+        selections = list(threads.map(partial(_selection, bench), surveyed, stored))
+        # Its patience begins here, when all are surveyed.
+        together = ModulePlan(len(surveyed), minutes=minutes, longest=longest, learned=learned)
+        chosen = list(threads.map(choose, surveyed, selections))
     return {
-        name: {
+        found.name: {
             "modules": [
-                {
-                    "key": module.key,
-                    "values": {axis: list(values) for axis, values in module.values.items()},
-                    "first": module.first.to_json(),
-                }
+                {"key": module.key, "values": module.values, "first": module.first.to_json()}
                 for module in each.modules
             ],
             "others": [other.first.to_json() for other in selection.others()],
-            "left_out": _left_out(each, min(minutes, building[name].build_compilers * longest)),
+            "left_out": _left_out(each, min(minutes, found.build_compilers * longest)),
         }
-        for name, selection, each in zip(building, selections, chosen, strict=True)
+        for found, selection, each in zip(surveyed, selections, chosen, strict=True)
     }
 
 
-def _compiling_minutes(ending: Ending) -> float:
+def _compiling_minutes(bench: Bench) -> float:
     """Return the minutes of one core that compilers have; infinite without a limit of time."""
-    return math.inf if ending.minutes is None else BUILD_SHARE * compilers() * ending.minutes
+    minutes = bench.ending.minutes
+    return math.inf if minutes is None else BUILD_SHARE * compilers() * minutes
 
 
 def _left_out(chosen: Chosen, minutes: float) -> str:
@@ -190,60 +166,95 @@ def _left_out(chosen: Chosen, minutes: float) -> str:
     return DEAR if chosen.missing > minutes else TIME
 
 
-def _selection(
-    found: Compared, stored: Sequence[Problem], sides: Sides, plan: Plan, ending: Ending
-) -> Selection:
-    side = CANDIDATE if CANDIDATE in found.addresses else BASELINE
-    minutes = found.build_minutes
+def _selection(bench: Bench, found: Surveyed, stored: Sequence[Problem]) -> Selection:
+    askers = {side: Asker(bench.sides[side]) for side in found.addresses}
+    side = found.runs[-1]
 
     def libraries(problems: Sequence[Problem]) -> list[tuple[str, bool]]:
         """Return what one release compiles, and whether it exists for all of them."""
-        answers = [
-            module_libraries(Asker(sides[each]), address)(problems)
+        answers = {
+            each: module_libraries(askers[each], address)(problems)
             for each, address in found.addresses.items()
-        ]
-        names = answers[found.runs.index(side)]
+        }
         return [
-            (name, all(exists for _, exists in of_all))
-            for (name, _), of_all in zip(names, zip(*answers, strict=True), strict=True)
+            (name, all(of_side[place][1] for of_side in answers.values()))
+            for place, (name, _) in enumerate(answers[side])
         ]
 
     assert found.axes is not None  # noqa: S101  else it has no modules
     return Selection(
         found.axes,
-        module_keys(Asker(sides[side]), found.addresses[side]),
-        plan.profile.modules_of(minutes, together=ending.minutes is not None),
+        module_keys(askers[side], found.addresses[side]),
+        bench.plan.profile.modules_of(
+            found.build_minutes, together=bench.ending.minutes is not None
+        ),
         stored=stored,
-        companions=minutes < CHEAP_MINUTES,
+        companions=found.build_minutes < CHEAP_MINUTES,
         libraries=libraries,
     )
 
 
-def _wanted(
-    found: Compared, chosen: Mapping[str, Any], stored: Sequence[Problem], sides: Sides
-) -> list[Wanted]:
-    """Return the chosen modules of an implementation, and let it draw problems of these only."""
-    found.left_out = chosen["left_out"]
-    if found.left_out:
-        return []
-    modules = [
-        Module(each["key"], tuples(each["values"]), problem_from_json(each["first"]))
-        for each in chosen["modules"]
-    ]
-    keys = ask_keys(found, sides, stored) if stored else []
-    found.keys = {
+def _planned(
+    found: Surveyed, chosen: Mapping[str, Any], stored: Sequence[Problem], bench: Bench
+) -> tuple[Planned, list[Wanted]]:
+    """Return what is to be judged of an implementation, of the chosen modules, and these."""
+    if chosen["left_out"]:
+        return to_judge(found, bench.plan, left_out=chosen["left_out"]), []
+    firsts = [problem_from_json(each["first"]) for each in chosen["modules"]]
+    keys = ask_keys(found, bench, stored) if stored else []
+    of_stored = {
         problem.id: key for problem, key in zip(stored, keys, strict=True) if key is not None
     }
-    others = {found.keys[each.id]: each for each in map(problem_from_json, chosen["others"])}
-    wanted = [*((module.key, module.first) for module in modules), *others.items()]
+    others = {of_stored[each.id]: each for each in map(problem_from_json, chosen["others"])}
+    wanted = [
+        *zip((each["key"] for each in chosen["modules"]), firsts, strict=True),
+        *others.items(),
+    ]
     problems = [problem for _, problem in wanted]
-    libraries = {side: _libraries(found, sides, side, problems) for side in found.addresses}
-    _restrict(found, sides, modules)
-    found.modules = len(wanted)
-    return [
-        Wanted(found, key, problem, turn, {side: libraries[side][turn] for side in libraries})
+    libraries = {side: _libraries(found, bench, side, problems) for side in found.addresses}
+    restricted: dict[str, Any] = {}
+    if firsts and found.axes is not None:
+        values = tuple(tuples(each["values"]) for each in chosen["modules"])
+        restricted = {
+            "axes": replace(found.axes, restrictions=values),
+            "addresses": {
+                side: replace(address, modules=_known(_keys(found, bench, side, firsts)))
+                for side, address in found.addresses.items()
+            },
+        }
+    planned = to_judge(found, bench.plan, modules=len(wanted), keys=of_stored, **restricted)
+    return planned, [
+        Wanted(planned, key, problem, turn, {side: libraries[side][turn] for side in libraries})
         for turn, (key, problem) in enumerate(wanted)
     ]
+
+
+def _known(keys: Sequence[str | None]) -> tuple[str, ...]:
+    return tuple(key for key in keys if key is not None)
+
+
+def ask_keys(found: Surveyed, bench: Bench, problems: Sequence[Problem]) -> list[str | None]:
+    """Return the key of the module of each problem; None where it needs none that is chosen."""
+    return _keys(found, bench, found.runs[-1], problems)
+
+
+def _keys(
+    found: Surveyed, bench: Bench, side: str, problems: Sequence[Problem]
+) -> list[str | None]:
+    address = found.addresses[side]
+    question = {"keys": address.request("keys"), "of": [each.id for each in problems]}
+    ask = partial(module_keys(Asker(bench.sides[side]), address), problems)
+    return list(bench.sides[side].remember(question, ask))
+
+
+def _libraries(
+    found: Surveyed, bench: Bench, side: str, problems: Sequence[Problem]
+) -> list[tuple[str, bool]]:
+    """Return what a side compiles for the module of each problem, and whether that exists."""
+    address = found.addresses[side]
+    question = {"libraries": address.request("libraries"), "of": [each.id for each in problems]}
+    ask = partial(module_libraries(Asker(bench.sides[side]), address), problems)
+    return [(name, exists) for name, exists in bench.sides[side].remember(question, ask)]
 
 
 class Builders:
@@ -254,165 +265,100 @@ class Builders:
 
     Args:
         releases: by side.
-        journal: of the run.
-        plan: of it.
-        ending: of it.
+        bench: of the comparison.
 
     Attributes:
         at_a_time: modules that are built at a time.
         compilers_each: compilers that one of them may start.
-        sides: the workers.
+        bench: with these workers.
+        seconds: of each module that was built, by implementation and side.
     """
 
-    def __init__(
-        self, releases: Mapping[str, Release], journal: Journal, plan: Plan, ending: Ending
-    ) -> None:
-        self.at_a_time = builds_at_a_time(compilers_of_a_build(COMPILERS_A_BUILD), plan.device)
-        self._plan, self._ending = plan, ending
+    def __init__(self, releases: Mapping[str, Release], bench: Bench) -> None:
+        device = bench.plan.device
+        self.at_a_time = builds_at_a_time(compilers_of_a_build(COMPILERS_A_BUILD), device)
         self.compilers_each = compilers() // self.at_a_time
         environment = limited_to(self.compilers_each)
-        self.sides = {
+        sides = {
             name: Side(
                 name,
-                journal,
-                partial(release.workers, plan.device, size=self.at_a_time, environment=environment),
-                plan.device,
+                bench.journal,
+                partial(release.workers, device, size=self.at_a_time, environment=environment),
+                device,
             )
             for name, release in releases.items()
         }
+        self.bench = replace(bench, sides=sides)
+        self.seconds: dict[str, dict[str, list[float]]] = {}
+        self._minutes: dict[str, float] = {}
+        self._done: Counter[int] = Counter()
+        self._lock = threading.Lock()
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         """End the workers, and what they compile, with the block or with the comparison."""
+        ending = self.bench.ending
         with ExitStack() as stack:
-            stack.callback(self.close)
-            stack.enter_context(self._ending.closing(self.close))
-            if self._ending.minutes is not None:  # a compiler may run on for long
-                timer = threading.Timer(self._ending.left, self.close)
+            stack.callback(self.bench.close)
+            stack.enter_context(ending.closing(self.bench.close))
+            if ending.minutes is not None:  # a compiler may run on for long
+                timer = threading.Timer(ending.left, self.bench.close)
                 timer.daemon = True
                 timer.start()
                 stack.callback(timer.cancel)
             yield
 
-    def close(self) -> None:
-        """End the workers."""
-        for side in self.sides.values():
-            side.close()
-
-    def build(
-        self, wanted: Sequence[Wanted], count: Count, built: Callable[[Compared, str], object]
-    ) -> None:
+    def build(self, wanted: Sequence[Wanted], built: Callable[[Wanted], object]) -> None:
         """Build modules for both releases, each library once, until the time for that is over.
 
         One that cannot be built is left to the laws: their first call says what is wrong.
 
         Args:
             wanted: modules.
-            count: of compilations, of which a module has one for each side.
-            built: called with the implementation and the key of each module that all sides have.
+            built: called with each module that all sides have.
 
         Raises:
             EndedError: the comparison has ended, or its time for building.
         """
-        builds = _Builds(self, count, built)
         left = []
         for each in ordered_builds(wanted):
             if each.exists:
-                builds.end(each, 0.0)
+                self._end(each, 0.0, built)
             else:
                 left.append(each)
-        count.expect(len(left))
-        builds.left.extend(left)
-        size = min(self.at_a_time, len(left))
-        if not size:
-            return
+        self.bench.progress.compiled.expect(len(left))
         try:
-            with ThreadPoolExecutor(size) as threads:
-                for ended in [threads.submit(builds.in_turns) for _ in range(size)]:
-                    ended.result()
+            with ThreadPoolExecutor(self.at_a_time) as threads:
+                builds = [threads.submit(self._build, each, built) for each in left]
+                try:
+                    for ended in as_completed(builds):
+                        ended.result()
+                except BaseException:  # the first error, such as the end, ends the others
+                    threads.shutdown(wait=False, cancel_futures=True)
+                    self.bench.close()
+                    raise
         finally:
-            keep_builds(self._plan.cases, builds.minutes)
+            keep_builds(self.bench.plan.cases, self._minutes)
 
-
-@dataclass
-class _Builds:
-    """What the threads that build have in common."""
-
-    builders: Builders
-    count: Count
-    built: Callable[[Compared, str], object]
-    left: deque[Build] = field(default_factory=deque)
-    minutes: dict[str, float] = field(default_factory=dict)
-    _done: Counter[int] = field(default_factory=Counter)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def in_turns(self) -> None:
-        """Build one after the other; the first error, such as the end, ends the other threads."""
-        try:
-            while self.left:
-                with suppress(IndexError):  # another thread was faster
-                    self._build(self.left.popleft())
-        except BaseException:
-            self.left.clear()
-            self.builders.close()
-            raise
-
-    def _build(self, build: Build) -> None:
-        first = build.wanted[0]
-        request = first.found.addresses[build.side].request(
-            "build", problem=first.problem.to_json()
-        )
-        self.count.begin()
-        outcome = self.builders.sides[build.side].ask(request, BUILD_DEADLINES, note="build")
-        self.count.add()
+    def _build(self, build: Build, built: Callable[[Wanted], object]) -> None:
+        first, count = build.wanted[0], self.bench.progress.compiled
+        address = first.found.addresses[build.side]
+        request = address.request("build", problem=first.problem.to_json())
+        count.begin()
+        outcome = self.bench.sides[build.side].ask(request, BUILD_DEADLINES, note="build")
+        count.add()
         library = first.libraries[build.side][0]
         if library and was_built(outcome):
-            self.minutes[library] = self.builders.compilers_each * outcome.seconds / 60
-        self.end(build, outcome.seconds)
+            self._minutes[library] = self.compilers_each * outcome.seconds / 60
+        self._end(build, outcome.seconds, built)
 
-    def end(self, build: Build, seconds: float) -> None:
+    def _end(self, build: Build, seconds: float, built: Callable[[Wanted], object]) -> None:
         """Count what is compiled: modules that all sides have are built."""
         for each in build.wanted:
             with self._lock:
-                of_side = each.found.builds.setdefault(build.side, [])
-                of_side.append(seconds if each is build.wanted[0] else 0.0)
+                of_it = self.seconds.setdefault(each.found.name, {}).setdefault(build.side, [])
+                of_it.append(seconds if each is build.wanted[0] else 0.0)
                 self._done[id(each)] += 1
-                both = self._done[id(each)] == len(each.found.addresses)
-            if both:
-                self.built(each.found, each.key)
-
-
-def ask_keys(found: Compared, sides: Sides, problems: Sequence[Problem]) -> list[str | None]:
-    """Return the key of the module of each problem; None where it needs none that is chosen."""
-    side = CANDIDATE if CANDIDATE in found.addresses else BASELINE
-    return _keys(found, sides, side, problems)
-
-
-def _keys(
-    found: Compared, sides: Sides, side: str, problems: Sequence[Problem]
-) -> list[str | None]:
-    address = found.addresses[side]
-    question = {"keys": address.request("keys"), "of": [each.id for each in problems]}
-    ask = partial(module_keys(Asker(sides[side]), address), problems)
-    return list(sides[side].remember(question, ask))
-
-
-def _libraries(
-    found: Compared, sides: Sides, side: str, problems: Sequence[Problem]
-) -> list[tuple[str, bool]]:
-    """Return what a side compiles for the module of each problem, and whether that exists."""
-    address = found.addresses[side]
-    question = {"libraries": address.request("libraries"), "of": [each.id for each in problems]}
-    ask = partial(module_libraries(Asker(sides[side]), address), problems)
-    return [(name, exists) for name, exists in sides[side].remember(question, ask)]
-
-
-def _restrict(found: Compared, sides: Sides, modules: Sequence[Module]) -> None:
-    """Draw and call problems of these modules only."""
-    if found.axes is None or not modules:
-        return
-    found.axes = replace(found.axes, restrictions=tuple(each.values for each in modules))
-    firsts: list[Problem] = [each.first for each in modules]
-    for side, address in found.addresses.items():
-        known = tuple(key for key in _keys(found, sides, side, firsts) if key is not None)
-        found.addresses[side] = replace(address, modules=known)
+                everywhere = self._done[id(each)] == len(each.found.addresses)
+            if everywhere:
+                built(each)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+import click
 
 from ....impl.gating.compile_evidence import ABSENT, COMPILED, UNJUDGED
 from ...compile.command import compile_support
+from ...console.errors import UsageRefusedError
+from ...releases.sandboxes import Tell
 from ..sides.journal import Journal
 from ..sides.releases import BASELINE, CANDIDATE, SIDES, Release
 from ..verdicts.findings import Finding, finding
 from ..verdicts.verdict import chip_name
+from .records import Comparison
 
 
 @dataclass(frozen=True)
@@ -29,11 +35,29 @@ class Compilation:
     jobs: int = 0
 
 
+def compare_compiled(
+    comparison: Comparison, asked: Compilation | None, journal: Journal, tell: Tell
+) -> Comparison:
+    """Compile both releases' modules for chips that were asked for."""
+    if asked is None:
+        return comparison.skipping({"compile": "not asked for (--compile)"})
+    if set(comparison.releases) != set(SIDES):
+        return comparison.skipping({"compile": "one of the releases could not be had"})
+    started = time.monotonic()
+    try:
+        compiled = compile_both(asked, comparison.releases, journal, tell)
+        comparison = replace(comparison, compiled=compiled).finding(compile_findings(compiled))
+    except click.ClickException as error:
+        flag = "" if isinstance(error, UsageRefusedError) else "--compile: "  # which names its own
+        comparison = comparison.failing(f"{flag}{error.message}", error.exit_code)
+    return comparison.timed("compile", started)
+
+
 def compile_both(
     asked: Compilation,
     releases: Mapping[str, Release],
     journal: Journal,
-    tell: Callable[[str], None],
+    tell: Tell,
 ) -> list[dict[str, Any]]:
     """Compile the modules of both releases; a record for each side, chip and module.
 

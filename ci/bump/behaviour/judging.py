@@ -1,191 +1,357 @@
-"""Judging with both releases: each problem as soon as it is drawn and its module is built."""
+"""Judging with both releases: each problem as soon as it is drawn and its module is built.
+
+The order of asking depends on the clock: on which module is built first, and on which
+implementation is quick. The records do not: each problem has its place there, and its answer is the
+journal's.
+"""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from functools import partial
+from typing import Any
 
-from ....properties.laws import Law
-from ....properties.search.priority_executor import PriorityExecutor
+from ....impl.registry import resolve_name
+from ....properties.findings.corpus import Case
+from ....properties.findings.ledger import Entry
+from ....properties.laws import Law, laws_of
+from ....properties.search.building import compilers
+from ....properties.search.priority_executor import FairExecutor, PriorityExecutor
 from ....properties.space.drawers import drawers_for
-from ..sides.ending import EndedError, Ending
-from ..sides.plan import Plan
-from .asking import OWNER
-from .building import Builders, Wanted, ask_keys
-from .comparison import (
-    Compared,
-    Sides,
-    Tried,
-    cases_to_judge,
-    draw,
-    judge,
-    judge_case,
-    laws_to_judge,
-)
-from .problem_queue import ProblemQueue, Task
-from .watching import Progress
+from ....properties.verdicts.text import count_of
+from ....properties.verdicts.verdict import Verdict
+from ....reference import Problem
+from ..sides.ending import JUDGED, EndedError, Ending
+from ..sides.plan import DEADLINES
+from ..sides.releases import BASELINE, CANDIDATE, SIDES
+from .asking import OWNER, Bench, answer_of
+from .building import Builders, Wanted, ask_keys, choose_modules, ordered_builds
+from .numbers import build_cost
+from .preparing import cases_to_judge, draw, laws_to_judge, refuse_laws, survey_both, to_judge
+from .records import CORPUS, DEAR, UNREACHED, Compared, Planned, Surveyed, Tried
 
 DRAWING = 2
 """Threads that draw problems, or wait for processes that do."""
 STORED, DRAWN, QUARANTINED = range(3)
-Ready = Callable[[Compared], None]
-"""Takes an implementation whose problems can be drawn."""
+Seen = Callable[[Tried, Planned], None]
+"""Function that is shown each problem that was judged."""
 
 
-@dataclass
+@dataclass(frozen=True)
+class Task:
+    """A problem of an implementation that waits to be judged.
+
+    Attributes:
+        found: the implementation.
+        place: place of the problem in the report.
+        rank: priority of the problem among those of its implementation; the lowest is first.
+        ask: function that judges the problem with both releases.
+        module: key of the module that must be built before; None if it needs none.
+    """
+
+    found: Planned
+    place: tuple[int, ...]
+    rank: tuple[int, ...]
+    ask: Callable[[], Tried]
+    module: str | None = None
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What became of all implementations.
+
+    Attributes:
+        compared: in the order of the plan; those that were surveyed.
+        error: why it ended early; None if it did not. The end of the comparison is no error.
+    """
+
+    compared: tuple[Compared, ...]
+    error: BaseException | None = None
+
+
 class Judging:
     """Judges problems with both releases, while implementations are surveyed and modules built.
 
-    Attributes:
-        sides: workers that judge.
+    Args:
+        bench: of the comparison: problems that nobody has judged by its end are left out.
         builders: workers that build.
-        plan: of the comparison.
-        ending: of it: problems that nobody has judged by then are left out.
-        progress: counts problems and modules.
-        seen: takes each problem that was judged.
+        seen: is shown each problem that was judged.
     """
 
-    sides: Sides
-    builders: Builders
-    plan: Plan
-    ending: Ending
-    progress: Progress
-    seen: Callable[[Tried, Compared], None] = lambda *_: None
-    _judged: defaultdict[str, list[tuple[tuple[int, ...], Tried]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
-    _ready: list[Compared] = field(default_factory=list)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _errors: list[BaseException] = field(default_factory=list)
-    _dropped: bool = False
+    def __init__(self, bench: Bench, builders: Builders, seen: Seen = lambda *_: None) -> None:
+        self._bench, self._builders, self._seen = bench, builders, seen
+        threads = bench.plan.threads
+        self._drawers = drawers_for(threads)  # processes, as many as there are cores for
+        self._judges = FairExecutor(threads)
+        self._drawing = PriorityExecutor(max(DRAWING, self._drawers.processes))
+        self._known: dict[str, Planned] = {}
+        self._drawn: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        self._judged: defaultdict[str, list[tuple[tuple[int, ...], Tried]]] = defaultdict(list)
+        self._waiting: defaultdict[tuple[str, str], list[Task]] = defaultdict(list)
+        self._built: set[tuple[str, str]] = set()
+        self._errors: list[BaseException] = []
+        self._lock = threading.Lock()
 
-    def __post_init__(self) -> None:
-        """Draw with as many processes as there are cores for."""
-        self._drawers = drawers_for(self.plan.threads)
-
-    def run(self, prepare: Callable[[Ready], Sequence[Wanted]]) -> None:
-        """Judge all that can be judged; fills ``tried`` of each implementation.
-
-        Args:
-            prepare: surveys implementations, hands over each that can be judged, and returns the
-                modules that they need.
-        """
+    def run(self) -> Answers:
+        """Judge all that can be judged; the first error of a thread ends the others."""
         try:
-            self._run(prepare, ProblemQueue(self.ending))
+            with self._judges:
+                with self._drawing:
+                    self._guarded(self._prepare)
+                    self._builders.bench.close()
+                # Of modules that were never built: the journal may have their answers, and what
+                # could not be built is left to the laws.
+                self._built.update(self._waiting)
+                for waiting in self._waiting.values():
+                    self._submit(waiting)
         finally:
             self._drawers.close()
-            for found in self._ready:
-                answers = sorted(self._judged[found.name], key=lambda answer: answer[0])
-                found.tried = [tried for _, tried in answers]
-        if self._errors:
-            raise self._errors[0]
+        known = [
+            self._known[name] for name in self._bench.plan.implementations if name in self._known
+        ]
+        return Answers(tuple(map(self._compared, known)), next(iter(self._errors), None))
 
-    def _run(self, prepare: Callable[[Ready], Sequence[Wanted]], queue: ProblemQueue) -> None:
-        size = self.plan.threads
-        drawn: list[Future[None]] = []
-        with (
-            ThreadPoolExecutor(size) as judges,
-            PriorityExecutor(max(DRAWING, self._drawers.processes)) as drawers,
-        ):
-            try:
-                judge_them = partial(self._guarded, queue, partial(self._judge, queue))
-                ended = [judges.submit(judge_them) for _ in range(size)]
-                with suppress(EndedError):
-                    wanted = prepare(partial(self._submit, queue, drawers, drawn))
-                    self.builders.build(wanted, self.progress.compiled, queue.built)
-                self.builders.close()
-                for each in drawn:
-                    each.result()
-                queue.close()
-                for each in ended:
-                    each.result()
-            except BaseException:  # what other threads still ask for is not waited for
-                self._drop(queue)
-                raise
+    def _compared(self, found: Planned) -> Compared:
+        return Compared.after(
+            found,
+            planned={**found.planned, **self._drawn[found.name]},
+            tried=tuple(tried for _, tried in sorted(self._judged[found.name], key=_place)),
+            builds=self._builders.seconds.get(found.name, {}),
+        )
 
-    def _submit(
-        self,
-        queue: ProblemQueue,
-        drawers: PriorityExecutor,
-        drawn: list[Future[None]],
-        found: Compared,
-    ) -> None:
-        """Have the problems of an implementation drawn: the first laws of all before any second."""
-        found.planned = planned(found, self.plan)
-        self.progress.judged.expect(sum(found.planned.values()))
-        self._ready.append(found)
-        queue.add(_stored(found, self.sides, self.plan))
-        for number, (law, count) in enumerate(laws_to_judge(found, self.plan).items()):
-            work = partial(self._draw, queue, found, number, law, count)
-            drawn.append(drawers.submit(number, partial(self._guarded, queue, work)))
-
-    def _guarded(self, queue: ProblemQueue, do: Callable[[], None]) -> None:
-        """Do something in a thread; its first error ends the others, but the end is none."""
+    def _guarded(self, do: Callable[[], None]) -> None:
+        """Do something; its error ends all other threads, but the end of the comparison is none."""
         try:
             with suppress(EndedError):
                 do()
-        except BaseException as error:  # noqa: BLE001  it is raised again once all have ended
+        except BaseException as error:  # noqa: BLE001  it is handed over once all have ended
             self._errors.append(error)
-            self._drop(queue)
+            self._builders.bench.close()
+            self._bench.close()
 
-    def _drop(self, queue: ProblemQueue) -> None:
-        self._dropped = True
-        queue.drop()
-        self.builders.close()
-        for side in self.sides.values():
-            side.close()
-
-    def _judge(self, queue: ProblemQueue) -> None:
-        while (task := queue.take()) is not None:
-            started = time.monotonic()
-            OWNER.set(f"{task.found.name} {task.module}" if task.module else "")
-            with suppress(EndedError):
-                tried = task.ask()
-                with self._lock:
-                    self._judged[task.found.name].append((task.place, tried))
-                self.progress.judged.add()
-                self.seen(tried, task.found)
-            queue.judged(task, time.monotonic() - started)
-
-    def _draw(
-        self, queue: ProblemQueue, found: Compared, number: int, law: Law, count: int
-    ) -> None:
-        """Draw the problems of a law, the module of each noted; none once the time is over."""
-        if self._dropped or self.ending.over:
+    def _prepare(self) -> None:
+        """Survey all implementations, choose and build their modules; hand over what is ready."""
+        bench, progress = self._bench, self._bench.progress
+        names = bench.plan.implementations
+        # A GPU is not to wait for surveys; on a CPU more processes would only share the cores.
+        apart = bench.plan.device == "cuda"
+        asking = self._builders.bench if apart else bench
+        threads = len(SIDES) * (self._builders.at_a_time if apart else bench.plan.jobs)
+        progress.tell(
+            "asking what each implementation supports; what needs no module is judged at once"
+        )
+        progress.surveyed.expect(len(names))
+        with ThreadPoolExecutor(threads) as surveying:
+            for name in names:
+                surveying.submit(self._guarded, partial(self._survey, name, asking))
+        if self._errors:
             return
-        problems = draw(law, count, found, self.plan, self._drawers)
-        found.planned[law.name] = len(problems)
-        self.progress.judged.expect(len(problems) - count)
-        keys: list[str | None] = [None] * len(problems)
+        refuse_laws([*self._known.values()], bench.plan.laws)
+        wanted = self._choose([self._known[name] for name in names], asking)
+        for line in announced([self._known[name] for name in names], wanted, bench.ending):
+            progress.tell(line)
+        self._builders.build(wanted, self._release)
+
+    def _survey(self, name: str, asking: Bench) -> None:
+        """Learn what an implementation supports; what needs no module is judged at once."""
+        reference = resolve_name(name)
+        try:
+            found = survey_both(name, reference, asking)
+        except EndedError:
+            self._known[name] = Planned(name, reference, left_out=UNREACHED)
+            return
+        finally:
+            self._bench.progress.surveyed.add()
+        self._known[name] = Planned.after(found)
+        if found.runs and not found.build_minutes:
+            self._add(to_judge(found, self._bench.plan))
+
+    def _choose(self, surveyed: Sequence[Surveyed], asking: Bench) -> list[Wanted]:
+        building = [each for each in surveyed if each.runs and each.build_minutes]
+        if building:
+            asking.progress.tell("choosing modules for all implementations together")
+        try:
+            planned, wanted = choose_modules(building, asking)
+        except EndedError:
+            plan = asking.plan
+            planned, wanted = [to_judge(each, plan, left_out=UNREACHED) for each in building], []
+        for each in planned:
+            self._add(each)
+        return wanted
+
+    def _add(self, found: Planned) -> None:
+        """Have an implementation's problems drawn and judged: first laws before any second."""
+        self._known[found.name] = found
+        if found.left_out:
+            return
+        self._bench.progress.judged.expect(sum(found.planned.values()))
+        self._submit(_stored(found, self._bench))
+        for number, (law, count) in enumerate(laws_to_judge(found, self._bench.plan).items()):
+            work = partial(self._draw, found, number, law, count)
+            self._drawing.submit(number, partial(self._guarded, work))
+
+    def _draw(self, found: Planned, number: int, law: Law, count: int) -> None:
+        """Draw the problems of a law, the module of each noted; none once the time is over."""
+        bench = self._bench
+        if self._errors or bench.ending.over:
+            return
+        problems = draw(law, count, found, bench.plan, self._drawers)
+        self._drawn[found.name][law.name] = len(problems)
+        bench.progress.judged.expect(len(problems) - count)
+        keys: Sequence[str | None] = [None] * len(problems)
         if found.modules and problems:
-            keys = ask_keys(found, self.sides, problems)
-        queue.add(
+            keys = ask_keys(found, bench, problems)
+        self._submit(
             Task(
                 found,
                 (DRAWN, number, place),
                 (DRAWN, place, number),
-                partial(judge, law, problem, found, self.sides, self.plan),
+                partial(judge, law, problem, found, bench),
                 key,
             )
             for place, (problem, key) in enumerate(zip(problems, keys, strict=True))
         )
 
+    def _submit(self, tasks: Iterable[Task]) -> None:
+        """Queue problems, or keep them until their module is built."""
+        for task in tasks:
+            place = (task.found.name, task.module or "")
+            with self._lock:
+                if task.module is not None and place not in self._built:
+                    self._waiting[place].append(task)
+                    continue
+            work = partial(self._guarded, partial(self._judge, task))
+            self._judges.submit(task.found.name, task.rank, work)
 
-def _stored(found: Compared, sides: Sides, plan: Plan) -> Iterator[Task]:
-    for number, (case, entry) in enumerate(cases_to_judge(found, plan)):
+    def _release(self, module: Wanted) -> None:
+        """Queue the problems of a module that is now built for both releases."""
+        place = (module.found.name, module.key)
+        with self._lock:
+            self._built.add(place)
+            waiting = self._waiting.pop(place, ())
+        self._submit(waiting)
+
+    def _judge(self, task: Task) -> None:
+        if self._errors:
+            return
+        OWNER.set(f"{task.found.name} {task.module}" if task.module else "")
+        tried = task.ask()
+        with self._lock:
+            self._judged[task.found.name].append((task.place, tried))
+        self._bench.progress.judged.add()
+        self._seen(tried, task.found)
+
+
+def _place(answer: tuple[tuple[int, ...], Tried]) -> tuple[int, ...]:
+    return answer[0]
+
+
+def _stored(found: Planned, bench: Bench) -> Iterator[Task]:
+    for number, (case, entry) in enumerate(cases_to_judge(found, bench.plan)):
         stage = QUARANTINED if entry is not None and entry.quarantine else STORED
         place = (stage, 0, number)
-        ask = partial(judge_case, case, entry, found, sides)
+        ask = partial(judge_case, case, entry, found, bench)
         yield Task(found, place, place, ask, found.keys.get(case.problem.id))
 
 
-def planned(found: Compared, plan: Plan) -> dict[str, int]:
-    """Return the number of problems that each law is to judge, and of stored cases under ``""``."""
-    laws = {law.name: count for law, count in laws_to_judge(found, plan).items()}
-    return {"": len(cases_to_judge(found, plan)), **laws}
+def judge(law: Law, problem: Problem, found: Surveyed, bench: Bench) -> Tried:
+    """Judge a drawn problem with both releases; under the first law, compare the results too."""
+    if law is laws_of(found.operation)[0]:
+        return _answered(law, problem, found, bench)
+    return Tried(law.name, problem, _verdicts(Tried(law.name, problem, {}), found, bench))
+
+
+def judge_case(case: Case, entry: Entry | None, found: Surveyed, bench: Bench) -> Tried:
+    """Judge a stored case with both releases."""
+    tried = Tried(case.law, case.problem, {}, CORPUS, case=case, entry=entry)
+    return replace(tried, verdicts=_verdicts(tried, found, bench))
+
+
+def _verdicts(tried: Tried, found: Surveyed, bench: Bench) -> dict[str, Verdict]:
+    return {
+        side: answer_of(bench.sides[side].ask(tried.request(found.addresses[side]), DEADLINES))
+        for side in found.runs
+    }
+
+
+def _answered(law: Law, problem: Problem, found: Surveyed, bench: Bench) -> Tried:
+    """Judge a problem, and compare the bits of both sides' inputs and results."""
+    name = "".join(char if char.isalnum() or char in "-_." else "-" for char in found.name)
+    kept = bench.plan.tensors / f"{name}-{problem.id}.pt"
+    answers: dict[str, dict[str, Any]] = {}
+    verdicts: dict[str, Verdict] = {}
+
+    def request(side: str) -> dict[str, Any]:
+        files = {"keep" if side == BASELINE else "compare": str(kept)}
+        return found.addresses[side].request("answer", problem=problem.to_json(), **files)
+
+    def again() -> None:
+        """Make the baseline's result anew: a run that was killed may have taken it along."""
+        if found.runs == SIDES and not kept.exists():
+            bench.sides[BASELINE].run(request(BASELINE), DEADLINES)
+
+    for side in found.runs:
+        before = again if side == CANDIDATE else None
+        outcome = bench.sides[side].ask(request(side), DEADLINES, before=before)
+        if outcome.status == "done":
+            answers[side] = outcome.result or {}
+            verdicts[side] = Verdict.from_json(answers[side]["verdict"])
+        else:
+            verdicts[side] = answer_of(outcome)
+    kept.unlink(missing_ok=True)
+    tried = Tried(law.name, problem, verdicts)
+    if not all(answers.get(side, {}).get("given") for side in SIDES):
+        return tried
+    one, other = (answers[side] for side in SIDES)
+    return replace(
+        tried,
+        same_inputs=one["given"] == other["given"],
+        same_bits=one["gave"] == other["gave"],
+        difference=other.get("difference"),
+    )
+
+
+def announced(
+    planned: Sequence[Planned], wanted: Sequence[Wanted], ending: Ending
+) -> Iterator[str]:
+    """Return sentences: what will be built and judged, what will not, and until when."""
+    judged = [each for each in planned if each.runs and not each.left_out]
+    ahead = {each.found.name for each in wanted}
+    yield (
+        f"{len(judged)} of {len(planned)} implementations will be judged: "
+        f"{len(judged) - len(ahead)} need no module"
+        + (f", {len(ahead)} need {count_of(len(wanted), 'module')} of each release" * bool(ahead))
+    )
+    if wanted:
+        builds = [each for each in ordered_builds(wanted) if not each.exists]
+        minutes = sum(each.wanted[0].found.build_minutes for each in builds)
+        yield (
+            f"{count_of(len(builds), 'compilation')} of them, about {minutes / compilers():.0f} "
+            f"minutes of "
+            f"{count_of(compilers(), 'compiler')}, and less where a cache has them; the first "
+            "module of each implementation comes first"
+        )
+    for each in planned:
+        if each.build_minutes and each.left_out and each.left_out != UNREACHED:
+            why = "" if each.left_out == DEAR else ", for which others leave no time"
+            cost = build_cost(each.build_minutes, each.build_compilers)
+            yield f"not built, and not judged: {each.name}: {cost}{why}"
+    problems = sum(sum(each.planned.values()) for each in judged)
+    yield f"about {problems:,} problems will be judged with both releases, {_until(ending)}"
+
+
+def _until(ending: Ending) -> str:
+    if ending.minutes is None:
+        return "without a limit of time (--minutes sets one)"
+    now = datetime.now().astimezone()
+    judged, end = (
+        (now + timedelta(seconds=max(0.0, ending.seconds_until(share)))).strftime("%H:%M:%S")
+        for share in (JUDGED, 1.0)
+    )
+    return f"until {judged}; the report comes by {end} (--minutes {ending.minutes:g})"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +18,31 @@ from ....properties.findings.cases import LONGEST_NAME, loading_name, replay_com
 from ....properties.findings.files import Output, OutputError
 from ....properties.findings.ledger import CASE_SCHEMA as CASE
 from ....properties.findings.ledger import Entry
+from ....properties.isolation.outcome import ABORTED_FOR_MEMORY, KILLED, KILLED_FOR_MEMORY
+from ....properties.space.operations import simplify
+from ....properties.verdicts.contained import OUT_OF_MEMORY
 from ....properties.verdicts.text import compact, count_of
 from ....properties.verdicts.verdict import Verdict
+from ....properties.worker.requests import DeviceLostError, HarnessError
+from ....reference import Problem
 from ...releases.packages import FLASHINFER_PACKAGE
 from ..sides.ending import EndedError
-from ..sides.plan import Plan
+from ..sides.plan import DEADLINES, Plan
 from ..sides.releases import BASELINE, CANDIDATE, SIDES, Release
 from ..verdicts.findings import Chip, Finding, finding
-from .comparison import SEVERE, Compared, Sides, Tried, as_severe_before, confirmed, shrink
-from .watching import Count
+from .asking import Bench, answer_of
+from .records import DRAWN, Compared, Surveyed, Tried
 
 NEW, WORSE, ALONE = "new-failure", "worse-failure", "candidate-only-failure"
 STILL, FIXED, HANG, KNOWN = "still-failing", "fixed", "hang", "known-of-both"
 FLAKY, FLAKY_BEFORE = "flaky", "baseline-flaky"
+CONFIRMED = "confirmed"
+SEVERE = ("HANG", "CRASH")
+MOST_TRIES, MOST_DEATHS = 40, 4
+"""Most tries of shrinking a problem, and most of them that may cost a process."""
+LOOKS = 3
+"""Most runs of a baseline that is wrong where the candidate hangs or dies, for all such failures of
+a law."""
 MOST_LOOKS = 8
 """Most failures of one kind that are run again, each in a fresh process, until one shows again."""
 WORDS = {
@@ -55,24 +69,16 @@ class Context:
     """What findings are made with.
 
     Attributes:
-        sides: that shrinking asks.
-        plan: of the comparison.
+        bench: that is asked again.
         releases: by side, for replays.
         targets: by side, for the ledger.
         chips: on which the findings hold; everywhere if empty.
-        unwritten: sentences about cases that cannot be written.
-        examined: counts, of each implementation, that its failures were run again, and made small.
-        unsettled: the implementation of each failure that there was no time to run again.
     """
 
-    sides: Sides
-    plan: Plan
+    bench: Bench
     releases: Mapping[str, Release]
     targets: Mapping[str, Target]
     chips: tuple[Chip, ...]
-    unwritten: list[str] = field(default_factory=list)
-    examined: Count = field(default_factory=lambda: Count(""))
-    unsettled: list[str] = field(default_factory=list)
 
     @property
     def names(self) -> dict[str, str]:
@@ -83,23 +89,8 @@ class Context:
         }
 
 
-def behaviour_findings(compared: Sequence[Compared], context: Context) -> Iterator[Finding]:
-    """Return the findings of all implementations, each with its smallest problem.
-
-    All failures are run again before any is made small: a verdict needs the first, and the time may
-    be over before the second.
-    """
-    context.examined.expect(2 * len(compared))
-    with ThreadPoolExecutor(context.plan.threads) as threads:
-        shown = list(threads.map(lambda each: _shown(each, context), compared))
-        for found in threads.map(
-            lambda each, its: list(_findings_of(each, its, context)), compared, shown
-        ):
-            yield from found
-
-
 @dataclass(frozen=True)
-class _Shown:
+class Shown:
     """Failures of one change, after they were run again.
 
     Attributes:
@@ -120,21 +111,67 @@ class _Shown:
     settled: bool = True
 
 
-def _shown(found: Compared, context: Context) -> list[_Shown]:
+@dataclass(frozen=True)
+class Examined:
+    """What the failures of all implementations come to.
+
+    Attributes:
+        compared: with what was learned when failures were run again.
+        findings: each with its smallest problem.
+        unsettled: implementations with a failure that there was no time to run again.
+        unwritten: sentences about cases that could not be written.
+        error: why it ended early, a device or a suite that failed; None if it did not.
+    """
+
+    compared: tuple[Compared, ...]
+    findings: tuple[Finding, ...] = ()
+    unsettled: tuple[str, ...] = ()
+    unwritten: tuple[str, ...] = ()
+    error: Exception | None = None
+
+
+def examine(compared: Sequence[Compared], context: Context) -> Examined:
+    """Run failures again, make one of each kind small, and return the findings.
+
+    All failures are run again before any is made small: a verdict needs the first, and the time may
+    be over before the second.
+    """
+    context.bench.progress.examined.expect(2 * len(compared))
+    findings: list[Finding] = []
+    unwritten: list[str] = []
+    error: Exception | None = None
+    with ThreadPoolExecutor(context.bench.plan.threads) as threads:
+        looked = list(threads.map(partial(_look_again, context), compared))
+        made = threads.map(partial(_findings_of, context), looked)
+        try:
+            for found, lost in made:
+                findings += found
+                unwritten += lost
+        except (HarnessError, DeviceLostError) as early:  # what came before it is worth telling
+            error = early
+    return Examined(
+        tuple(found for found, _ in looked),
+        tuple(findings),
+        tuple(found.name for found, shown in looked if not all(each.settled for each in shown)),
+        tuple(unwritten),
+        error,
+    )
+
+
+def _look_again(context: Context, found: Compared) -> tuple[Compared, list[Shown]]:
     """Run failures of one side again, and return all of them in groups."""
-    found.tried = [
-        replace(tried, known_before=_known_before(tried, found, context)) for tried in found.tried
-    ]
+    known = (replace(t, known_before=_known_before(t, found, context)) for t in found.tried)
+    found = replace(found, tried=tuple(known))
     for (change, _), members in _groups(found, context).items():
         if change == WORSE:
             for law in dict.fromkeys(tried.law for tried, _ in members):
                 worse = [tried for tried, _ in members if tried.law == law]
                 with suppress(EndedError):
-                    _look_before(worse, found, context)
+                    found = _look_before(worse, found, context)
     groups = _groups(found, context)
     shown = [_run_again(*group, members, found, context) for group, members in groups.items()]
-    context.examined.add()
-    return shown
+    context.bench.progress.examined.add()
+    return found, shown
 
 
 def _run_again(
@@ -143,25 +180,34 @@ def _run_again(
     members: Sequence[tuple[Tried, Entry | None]],
     found: Compared,
     context: Context,
-) -> _Shown:
+) -> Shown:
+    """Run failures again, in fresh processes, until one shows again.
+
+    One failure that comes and goes must not speak for others that stay.
+    """
     ordered = _one_of_each_law_first([each for each, _ in members])
-    shown = _Shown(change, where, members, ordered[0])
+    shown = Shown(change, where, members, ordered[0])
     if members[0][1] is not None:
         return shown
     try:
-        tried, missed = _shown_again(ordered, found, context.sides)
+        for missed, tried in enumerate(ordered[:MOST_LOOKS]):
+            if _confirmed(tried, found, context.bench):
+                return replace(shown, tried=tried, missed=missed)
     except EndedError:
-        context.unsettled.append(found.name)
         return replace(shown, settled=False)
-    return replace(shown, tried=tried or ordered[0], again=tried is not None, missed=missed)
+    return replace(shown, again=False)
 
 
-def _findings_of(found: Compared, shown: Sequence[_Shown], context: Context) -> Iterator[Finding]:
-    for each in shown:
-        yield _finding(each, found, context)
-    yield from _lost(found, context)
-    yield from _bits(found, context.chips)
-    context.examined.add()
+def _findings_of(
+    context: Context, looked: tuple[Compared, Sequence[Shown]]
+) -> tuple[list[Finding], list[str]]:
+    """Return an implementation's findings, and sentences about cases that cannot be written."""
+    found, shown = looked
+    made = [_finding(each, found, context) for each in shown]
+    lost = _lost(found, context)
+    findings = [*(each for each, _ in made), *lost, *_bits(found, context.chips)]
+    context.bench.progress.examined.add()
+    return findings, [why for _, why in made if why]
 
 
 def _groups(
@@ -172,7 +218,7 @@ def _groups(
     for tried in found.tried:
         change = change_of(tried, found)
         if change:
-            entry = entry_of(tried, change, found, context.plan, context.targets)
+            entry = entry_of(tried, change, found, context)
             verdict = _telling(tried, change)
             where = entry.id if entry else f"{verdict.status} {verdict.kind}"
             groups.setdefault((change, where), []).append((tried, entry))
@@ -193,22 +239,45 @@ def _known_before(tried: Tried, found: Compared, context: Context) -> bool:
         (change == WORSE or entry.by_chance)
         and all(entry.covers(found.name, context.targets[side]) for side in sides)
         and entry.explains(tried.law, verdict, tried.problem)
-        for entry in context.plan.ledger.entries
+        for entry in context.bench.plan.ledger.entries
     )
 
 
-def _look_before(worse: Sequence[Tried], found: Compared, context: Context) -> None:
-    """Run one law's failures that are worse with the candidate again with the baseline."""
-    ordered = sorted(worse, key=lambda each: each.problem.work)
-    if as_severe_before(ordered, found, context.sides):
-        known = set(map(id, worse))
-        found.tried = [
-            replace(tried, severe_before=True) if id(tried) in known else tried
-            for tried in found.tried
-        ]
+def _look_before(worse: Sequence[Tried], found: Compared, context: Context) -> Compared:
+    """Run one law's failures that are worse with the candidate again with the baseline.
+
+    A race shows itself as a wrong answer here and as a hang there: one run of each says nothing of
+    the releases. Each of ``LOOKS`` looks is in a fresh process, at the next of the failures.
+    """
+    ordered = itertools.cycle(sorted(worse, key=lambda each: each.problem.work))
+    looks = (
+        _look(tried, found, context.bench, BASELINE, f"{CONFIRMED} {number}")
+        for number, tried in zip(range(LOOKS), ordered, strict=False)
+    )
+    # That a machine was too full says nothing of the release.
+    outside = (OUT_OF_MEMORY, ABORTED_FOR_MEMORY, KILLED, KILLED_FOR_MEMORY)
+    if not any(seen.status in SEVERE and seen.kind not in outside for seen in looks):
+        return found
+    known = set(map(id, worse))
+    tried = (replace(t, severe_before=True) if id(t) in known else t for t in found.tried)
+    return replace(found, tried=tuple(tried))
 
 
-def change_of(tried: Tried, found: Compared) -> str:
+def _confirmed(tried: Tried, found: Compared, bench: Bench) -> bool:
+    """Look again, in a fresh process, at a failure that the other side does not have.
+
+    One that both have needs no second look: two processes have shown it.
+    """
+    bad = [side for side in found.runs if tried.bad(side)]
+    return len(bad) != 1 or _look(tried, found, bench, bad[0], CONFIRMED).bad
+
+
+def _look(tried: Tried, found: Compared, bench: Bench, side: str, note: str) -> Verdict:
+    request = tried.request(found.addresses[side])
+    return answer_of(bench.sides[side].ask(request, DEADLINES, note=note, fresh=True))
+
+
+def change_of(tried: Tried, found: Surveyed) -> str:
     """Return the change that one problem shows; empty where it shows none."""
     before, after = tried.verdicts.get(BASELINE), tried.verdicts.get(CANDIDATE)
     old, new = tried.bad(BASELINE), tried.bad(CANDIDATE)
@@ -232,23 +301,22 @@ def _telling(tried: Tried, change: str) -> Verdict:
     return tried.verdicts[BASELINE if change == FIXED else failing[0]]
 
 
-def entry_of(
-    tried: Tried, change: str, found: Compared, plan: Plan, targets: Mapping[str, Target]
-) -> Entry | None:
+def entry_of(tried: Tried, change: str, found: Surveyed, context: Context) -> Entry | None:
     """Return the ledger's entry that explains a change, if one does."""
     side = BASELINE if change == FIXED else CANDIDATE
-    known = plan.ledger.explanation(
-        found.name, tried.law, tried.verdicts[side], tried.problem, targets[side]
+    known = context.bench.plan.ledger.explanation(
+        found.name, tried.law, tried.verdicts[side], tried.problem, context.targets[side]
     )
     return known or tried.entry
 
 
-def _finding(shown: _Shown, found: Compared, context: Context) -> Finding:
+def _finding(shown: Shown, found: Compared, context: Context) -> tuple[Finding, str]:
+    """Return a finding, and why its case cannot be written; empty where it can."""
     change, members, tried, entry = shown.change, shown.members, shown.tried, shown.members[0][1]
     if not shown.again:
         change = FLAKY if tried.bad(CANDIDATE) else FLAKY_BEFORE
     elif entry is None and shown.settled and not tried.case:  # a stored case is small already
-        tried = shrink(tried, found, context.sides)
+        tried = _shrink(tried, found, context.bench)
     verdict = _telling(tried, change)
     words = WORDS[change].format(**context.names)
     message = f"{found.name}: {words}: {verdict.message or verdict.status}"
@@ -257,8 +325,13 @@ def _finding(shown: _Shown, found: Compared, context: Context) -> Finding:
     if not shown.settled:
         message += " (seen once: the comparison ended before it was tried again)"
     by_law = list(dict.fromkeys(each.law for each, _ in members))
-    case = tried.case.path if tried.case else _case(tried, found, context)
-    return finding(
+    plan, case, unwritten = context.bench.plan, tried.case and tried.case.path, ""
+    if case is None:
+        try:
+            case = _write_case(tried, found, plan)
+        except OutputError as error:  # which costs no finding
+            unwritten = str(error)
+    made = finding(
         change,
         found.name,
         " ".join(message.split()),
@@ -270,7 +343,7 @@ def _finding(shown: _Shown, found: Compared, context: Context) -> Finding:
         laws=tuple(by_law),
         problem={**tried.problem.to_json(), "id": tried.problem.id, "told": compact(tried.problem)},
         replay={
-            side: replay_with(case, context.releases[side], context.plan.sources)
+            side: replay_with(case, context.releases[side], plan.sources)
             for side in found.runs
             if case
         },
@@ -280,6 +353,7 @@ def _finding(shown: _Shown, found: Compared, context: Context) -> Finding:
         found_by=tuple(sorted({each.found_by for each, _ in members}, reverse=True)),
         count=len(members),
     )
+    return made, unwritten
 
 
 def _one_of_each_law_first(members: Sequence[Tried]) -> list[Tried]:
@@ -289,17 +363,37 @@ def _one_of_each_law_first(members: Sequence[Tried]) -> list[Tried]:
     return sorted(ordered, key=lambda each: smallest[each.law] is not each)
 
 
-def _shown_again(
-    ordered: Sequence[Tried], found: Compared, sides: Sides
-) -> tuple[Tried | None, int]:
-    """Return the first failure that shows again, and how many before it did not.
+def _shrink(tried: Tried, found: Compared, bench: Bench) -> Tried:
+    """Make the problem of a failure small: the smaller one fails on the same sides, and alike."""
+    if found.axes is None:
+        return tried
+    best, tries, deaths = [tried], 0, 0
 
-    One failure that comes and goes must not speak for others that stay.
-    """
-    for missed, tried in enumerate(ordered[:MOST_LOOKS]):
-        if confirmed(tried, found, sides):
-            return tried, missed
-    return None, min(len(ordered), MOST_LOOKS)
+    def fails(problem: Problem) -> bool:
+        nonlocal tries, deaths
+        if tries >= MOST_TRIES or deaths >= MOST_DEATHS:
+            return False
+        tries += 1
+        verdicts = {}
+        for side in found.runs:
+            request = found.addresses[side].case(tried.law, problem)
+            outcome = bench.sides[side].ask(request, DEADLINES)
+            deaths += outcome.died
+            verdicts[side] = answer_of(outcome)
+        if not all(_alike(verdicts[side], tried.verdicts[side]) for side in found.runs):
+            return False
+        best.append(replace(tried, problem=problem, verdicts=verdicts, found_by=DRAWN, case=None))
+        return True
+
+    with suppress(EndedError):  # the smallest so far fails too
+        simplify(tried.problem, found.axes, fails, lambda: True)
+    return best[-1]
+
+
+def _alike(one: Verdict, other: Verdict) -> bool:
+    if one.bad or other.bad:
+        return (one.status, one.kind) == (other.status, other.kind)
+    return one.status == other.status
 
 
 def _side(verdict: Verdict | None) -> dict[str, Any]:
@@ -310,12 +404,12 @@ def _side(verdict: Verdict | None) -> dict[str, Any]:
     return {**fields, "ratio": verdict.ratio, **element}
 
 
-def _case(tried: Tried, found: Compared, context: Context) -> Path | None:
+def _write_case(tried: Tried, found: Compared, plan: Plan) -> Path:
     """Write a case file for a finding, and return its path as commands name it.
 
-    It is None where the file cannot be written, which costs no finding.
+    Raises:
+        OutputError: the file cannot be written.
     """
-    plan = context.plan
     name = re.sub(r"[^\w.-]+", "-", found.name)[:LONGEST_NAME]  # it may be a path
     path = plan.cases / f"bump-{name}-{tried.law}-{tried.problem.id}.json"
     path_as = (plan.cases_as or plan.cases) / path.name
@@ -329,11 +423,7 @@ def _case(tried: Tried, found: Compared, context: Context) -> Path | None:
         "verdict": _telling(tried, STILL).to_json(),
         **({"soak": plan.soak} if tried.law == "soak" else {}),
     }
-    try:
-        Output("--cases", path).write(data)
-    except OutputError as error:
-        context.unwritten.append(str(error))
-        return None
+    Output("--cases", path).write(data)
     return path_as
 
 
@@ -373,10 +463,10 @@ def _lost(found: Compared, context: Context) -> Iterator[Finding]:
 
 def _bits(found: Compared, chips: tuple[Chip, ...]) -> Iterator[Finding]:
     """Return a finding where results changed though both are within the bound."""
-    changed = [each for each in found.tried if each.same_bits is False and both_pass(each)]
+    changed = [each for each in found.tried if each.same_bits is False and each.both_pass]
     if not changed:
         return
-    compared = sum(1 for each in found.tried if each.same_bits is not None and both_pass(each))
+    compared = sum(1 for each in found.tried if each.same_bits is not None and each.both_pass)
     worst = max(changed, key=lambda each: (each.difference or {}).get("largest") or 0.0)
     largest = (worst.difference or {}).get("largest")
     by = f", by {largest:.3g} at most" if largest is not None else ""
@@ -390,8 +480,3 @@ def _bits(found: Compared, chips: tuple[Chip, ...]) -> Iterator[Finding]:
         candidate=worst.difference or {},
         count=len(changed),
     )
-
-
-def both_pass(tried: Tried) -> bool:
-    """Whether both sides were judged, and are right."""
-    return all(tried.judged(side) and not tried.verdicts[side].bad for side in SIDES)

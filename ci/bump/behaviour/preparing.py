@@ -1,150 +1,232 @@
-"""Learning what there is to compare: surveys, modules, and what is said of it at the start."""
+"""What there is to judge of an implementation: what both releases support, laws, stored cases."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from ....impl.registry import resolve_name
-from ....properties.search.building import compilers
-from ....properties.verdicts.text import count_of
-from ...console.errors import MACHINE, USAGE
-from ..sides.ending import JUDGED, EndedError, Ending
-from ..sides.journal import Journal
+from ....impl.protocol import COMPILERS_A_BUILD
+from ....properties.findings.corpus import Case, cases_of, load_case
+from ....properties.findings.ledger import Entry
+from ....properties.findings.report import ImplementationReport
+from ....properties.laws import Law, find_law, laws_of
+from ....properties.search.preparation import survey
+from ....properties.space.axes import Axes, all_axes, example
+from ....properties.space.drawers import Drawers
+from ....properties.space.profiles import on_device
+from ....properties.worker.requests import Address, refusals_of, verdict_of
+from ....reference import Problem
+from ...console.errors import UsageRefusedError
 from ..sides.plan import Plan
-from ..sides.releases import SIDES
-from .building import Wanted, choose_modules, ordered_builds
-from .comparison import Compared, Sides, survey_both
-from .comparison_state import Learned
-from .judging import Ready, planned
-from .unjudged import DEAR, UNREACHED, build_cost, last_line, refuse_laws
-from .watching import Progress
+from ..sides.releases import BASELINE, CANDIDATE, SIDES
+from .asking import Asker, Bench, Side
+from .records import Planned, Surveyed
 
 
-def prepare(
-    learned: Learned,
-    sides: Sides,
-    journal: Journal,
-    plan: Plan,
-    progress: Progress,
-    ending: Ending,
-    *,
-    threads: int,
-    ready: Ready,
-) -> list[Wanted]:
-    """Survey all implementations, and return the modules that they need.
+def survey_both(name: str, reference: str, bench: Bench) -> Surveyed:
+    """Learn what an implementation supports with each release."""
+    plan = bench.plan
+    max_work = plan.max_work(name, reference, on_device(plan.profile, plan.device).max_work)
+    address = Address(reference, None, plan.device, soak=plan.soak)
+    known = {side: surveyed(bench.sides[side], address, name, max_work, plan) for side in SIDES}
+    axes = {
+        side: Axes(**tuples(each["axes"]))
+        for side, each in known.items()
+        if each["axes"] is not None and not each["error"]
+    }
+    every = known.values()
+    return Surveyed(
+        name,
+        reference,
+        operation=_last(each["operation"] for each in every),
+        backend=_last(each["backend"] for each in every),
+        declares=frozenset().union(*(each["declares"] for each in every)),
+        claims=tuple(dict.fromkeys(claim for each in every for claim in each["claims"])),
+        reasons={
+            side: each["reason"]
+            for side, each in known.items()
+            if side not in axes and not each["error"]
+        },
+        errors={side: each["error"] for side, each in known.items() if each["error"]},
+        unimported=frozenset(
+            side for side, each in known.items() if each["error"] and not each["operation"]
+        ),
+        axes=axes.get(CANDIDATE) or axes.get(BASELINE),
+        refused=_refused_on_one(axes),
+        addresses=dict.fromkeys(axes, address),
+        build_minutes=max(each["build_minutes"] for each in every),
+        build_compilers=known[CANDIDATE]["build_compilers"],
+    )
 
-    Args:
-        learned: ``compared`` is filled.
-        sides: workers that are asked.
-        journal: of the run.
-        plan: of it.
-        progress: says what is done.
-        ending: of the comparison.
-        threads: that ask.
-        ready: takes each implementation once its problems can be drawn: at once where it needs no
-            module.
+
+def _refused_on_one(axes: Mapping[str, Axes]) -> dict[str, dict[str, str]]:
+    """Return by side, where both have axes, the values that are refused there only."""
+    if len(axes) < len(SIDES):
+        return {}
+    return {
+        side: {k: v for k, v in axes[side].refused.items() if k not in axes[other].refused}
+        for side, other in (SIDES, SIDES[::-1])
+    }
+
+
+def _last(words: Iterable[str]) -> str:
+    """Return the last of some words that is not empty."""
+    return next(filter(None, reversed([*words])), "")
+
+
+def surveyed(side: Side, address: Address, name: str, max_work: int, plan: Plan) -> dict[str, Any]:
+    """Learn what an implementation supports on one side: its axes, or why there are none."""
+    question = {
+        "survey": address.request("survey"),
+        "max_work": max_work,
+        "only": {field: list(map(str, values)) for field, values in plan.only.values.items()},
+    }
+    known: dict[str, Any] = side.remember(
+        question, lambda: _survey(side, address, name, max_work, plan)
+    )
+    return known
+
+
+def _survey(side: Side, address: Address, name: str, max_work: int, plan: Plan) -> dict[str, Any]:
+    report = ImplementationReport(name, address.reference)
+    asker = Asker(side)
+    reason = _refused_altogether(asker, address, report)
+    axes = None
+    if not reason and not report.error:
+        axes = survey(asker, address, max_work, report, plan.only)
+    declared = report.declared
+    return {
+        "axes": axes and vars(axes),
+        "operation": report.operation,
+        "backend": str(declared.get("backend", "")),
+        "declares": declared.get("declares", []),
+        "claims": declared.get("claims", []),
+        "build_minutes": declared.get("build_minutes", 0.0) if declared.get("build_ahead") else 0.0,
+        "build_compilers": declared.get("build_compilers", COMPILERS_A_BUILD),
+        "error": report.error,
+        "reason": reason or report.refusal or "",
+    }
+
+
+def _refused_altogether(asker: Asker, address: Address, report: ImplementationReport) -> str:
+    """Return the one reason for which simple problems of every kind are refused, if there is one.
+
+    Learning in full that a GPU is missing takes a hundred questions.
     """
-    _survey(learned, sides, plan, progress, threads, ready)
-    _fail_unimported(learned, plan)
-    refuse_laws(learned.compared, plan.laws)
-    building = [each for each in learned.compared if each.runs and each.build_minutes]
-    if building:
-        progress.tell("choosing modules for all implementations together")
-    wanted: list[Wanted] = []
-    try:
-        wanted = choose_modules(building, sides, journal, plan, ending)
-    except EndedError:
-        for each in building:
-            each.left_out = UNREACHED
-    for each in building:
-        each.planned = planned(each, plan)
-        if not each.left_out:
-            ready(each)
-    for line in announced(learned.compared, wanted, ending):
-        progress.tell(line)
-    return wanted
+    declared = asker.run(address.request("describe"))
+    if declared.status != "done":
+        # Importing that does not end is no HANG of a call; its process says no more than that.
+        spoiled = declared.status == "error"
+        why = declared.detail or declared.kind if spoiled else verdict_of(declared).message
+        report.error = f"cannot be imported: {why.strip().splitlines()[-1]}"
+        return ""
+    described: dict[str, Any] = declared.result or {}
+    if "error" in described:
+        report.error = f"cannot be imported: {described['error']}"
+        return ""
+    report.declared, report.operation = described, str(described["operation"])
+    axes = all_axes(report.operation)
+    simplest = {name: values[0] for name, values in axes.items()}
+    problems = [
+        example(report.operation, {**simplest, name: value})
+        for name, values in axes.items()
+        for value in values
+    ]
+    asked = [problem.to_json() for problem in problems]
+    reply: Any = asker.run(address.request("probe", problems=asked)).result or {}
+    refusals = refusals_of(reply) if "refusals" in reply else [None]
+    telling = {each for each in refusals if each is None or each.code != "feature"}
+    return telling.pop() or "" if len(telling) == 1 else ""
 
 
-def _survey(
-    learned: Learned, sides: Sides, plan: Plan, progress: Progress, threads: int, ready: Ready
-) -> None:
-    """Learn what each implementation supports."""
-    known: dict[str, Compared] = {}
-
-    def survey(name: str) -> None:
-        try:
-            found = survey_both(name, resolve_name(name), sides, plan)
-        except EndedError:
-            found = Compared(name, resolve_name(name), left_out=UNREACHED)
-        finally:
-            progress.surveyed.add()
-        known[name] = found
-        if found.runs and not found.build_minutes:
-            ready(found)
-
-    progress.tell(
-        "asking what each implementation supports; what needs no module is judged at once"
-    )
-    progress.surveyed.expect(len(plan.implementations))
-    with ThreadPoolExecutor(threads) as asking:
-        try:
-            list(asking.map(survey, plan.implementations))
-        except BaseException:
-            for side in sides.values():  # what other threads still ask for is not waited for
-                side.close()
-            raise
-        finally:
-            learned.compared = [known[name] for name in plan.implementations if name in known]
+def tuples(value: Any) -> Any:  # noqa: ANN401  JSON
+    """Turn lists at any depth into tuples; of a mapping, those of its values."""
+    if isinstance(value, dict):
+        return {name: tuples(each) for name, each in value.items()}
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
 
 
-def _fail_unimported(learned: Learned, plan: Plan) -> None:
-    """Fail for implementations that cannot be imported."""
-    for each in learned.compared:
-        # With both it is nothing of a release: who named it named what there is not.
-        code = USAGE if plan.named and len(each.errors) == len(SIDES) else MACHINE
-        for side, why in each.errors.items():
-            if side in each.unimported:
-                message = f"{each.name} with {learned.given[side]}: {last_line(why)}"
-                learned.fail(message, code)
+def cases_to_judge(found: Surveyed, plan: Plan) -> list[tuple[Case, Entry | None]]:
+    """Return the stored cases of an implementation, each with the entry of the ledger it is of."""
+    entries = [(entry, load_case(entry.case)) for entry in _entries_of(found, plan) if entry.case]
+    return [
+        *((case, entry) for entry, case in entries if not entry.quarantine),
+        *((case, None) for case in _further_cases(found, plan)),
+        # Whether a hang or a death was fixed is what a bump is about; they come last all the same.
+        *((case, entry) for entry, case in entries if entry.quarantine),
+    ]
 
 
-def announced(
-    compared: Sequence[Compared], wanted: Sequence[Wanted], ending: Ending
-) -> Iterator[str]:
-    """Return sentences: what will be built and judged, what will not, and until when."""
-    judged = [each for each in compared if each.runs and not each.left_out]
-    ahead = {each.found.name for each in wanted}
-    yield (
-        f"{len(judged)} of {len(compared)} implementations will be judged: "
-        f"{len(judged) - len(ahead)} need no module"
-        + (f", {len(ahead)} need {count_of(len(wanted), 'module')} of each release" * bool(ahead))
-    )
-    if wanted:
-        builds = [each for each in ordered_builds(wanted) if not each.exists]
-        minutes = sum(each.wanted[0].found.build_minutes for each in builds)
-        yield (
-            f"{count_of(len(builds), 'compilation')} of them, about {minutes / compilers():.0f} "
-            f"minutes of "
-            f"{count_of(compilers(), 'compiler')}, and less where a cache has them; the first "
-            "module of each implementation comes first"
-        )
-    for each in compared:
-        if each.build_minutes and each.left_out and each.left_out != UNREACHED:
-            why = "" if each.left_out == DEAR else ", for which others leave no time"
-            cost = build_cost(each.build_minutes, each.build_compilers)
-            yield f"not built, and not judged: {each.name}: {cost}{why}"
-    problems = sum(sum(each.planned.values()) for each in judged)
-    yield f"about {problems:,} problems will be judged with both releases, {_until(ending)}"
+def laws_to_judge(found: Surveyed, plan: Plan) -> dict[Law, int]:
+    """Return the laws that judge an implementation, and the number of problems that each draws."""
+    every = laws_of(found.operation)
+    return {
+        law: plan.count(law, first=law is every[0], sides=len(found.runs))
+        for law in every
+        if (not plan.laws or law.name in plan.laws)
+        and law.concerns(found.declares)
+        and (found.axes is None or _axes_for(law, found) is not None)
+    }
 
 
-def _until(ending: Ending) -> str:
-    if ending.minutes is None:
-        return "without a limit of time (--minutes sets one)"
-    now = datetime.now().astimezone()
-    judged, end = (
-        (now + timedelta(seconds=max(0.0, ending.seconds_until(share)))).strftime("%H:%M:%S")
-        for share in (JUDGED, 1.0)
-    )
-    return f"until {judged}; the report comes by {end} (--minutes {ending.minutes:g})"
+def to_judge(found: Surveyed, plan: Plan, **chosen: Any) -> Planned:  # noqa: ANN401  fields
+    """Return what is to be judged of an implementation, with what was chosen of its modules."""
+    planned = Planned.after(found, **chosen)
+    laws = {law.name: count for law, count in laws_to_judge(planned, plan).items()}
+    return replace(planned, planned={"": len(cases_to_judge(planned, plan)), **laws})
+
+
+def refuse_laws(compared: Sequence[Surveyed], laws: Sequence[str]) -> None:
+    """Refuse a law that speaks of no operation of what is compared.
+
+    Raises:
+        UsageRefusedError: names it.
+    """
+    operations = {each.operation for each in compared}
+    if not operations or "" in operations:  # what does not import may be of any
+        return
+    for name in laws:
+        spoken = find_law(name).operations
+        if operations.isdisjoint(spoken):
+            message = (
+                f"--law {name}: speaks of {', '.join(sorted(spoken))}; what is compared is "
+                f"{', '.join(sorted(operations))}"
+            )
+            raise UsageRefusedError(message)
+
+
+def draw(law: Law, count: int, found: Surveyed, plan: Plan, drawers: Drawers) -> list[Problem]:
+    """Draw the problems of a law."""
+    axes = _axes_for(law, found)
+    if axes is None:
+        return []
+    return drawers.problems(axes, plan.profile, _seed(law, found, plan), count)
+
+
+def _axes_for(law: Law, found: Surveyed) -> Axes | None:
+    """Return what holds something for a law; None if nothing does."""
+    return found.axes and found.axes.within(law.looks_at)
+
+
+def _entries_of(found: Surveyed, plan: Plan) -> list[Entry]:
+    """Return the ledger's entries of an implementation, whatever versions they speak of."""
+    return [
+        entry
+        for entry in plan.ledger.entries
+        if entry.implementation == found.name
+        and entry.device in ("", plan.device)
+        and (not plan.laws or any(map(entry.of_law, plan.laws)))
+    ]
+
+
+def _further_cases(found: Surveyed, plan: Plan) -> list[Case]:
+    """Return the stored cases of an implementation that no entry of the ledger speaks of."""
+    cases = cases_of(found.reference, plan.corpus, _entries_of(found, plan))
+    return [case for case in cases if not plan.laws or case.law in plan.laws]
+
+
+def _seed(law: Law, found: Surveyed, plan: Plan) -> int:
+    text = f"bump|{law.name}|{found.name}|{plan.seed}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")

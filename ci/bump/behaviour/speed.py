@@ -11,7 +11,8 @@ from rich.filesize import decimal
 from ..sides.plan import DEADLINES
 from ..sides.releases import BASELINE, CANDIDATE, SIDES
 from ..verdicts.findings import Chip, Finding, finding
-from .comparison import Compared, Sides, Tried
+from .asking import Bench
+from .records import Compared, Tried
 
 PROBLEMS, ROUNDS, CALLS = 2, 3, 5
 """Problems of an implementation, those that took longest; rounds; calls of each in a round."""
@@ -24,27 +25,27 @@ MORE_MEMORY, LEAST_BYTES = 1.1, 64 << 10
 MEMORY = {"peak_bytes": "allocates", "workspace_bytes": "needs of its workspace"}
 
 
-def measure(found: Compared, sides: Sides) -> None:
-    """Time an implementation that runs with both; fills ``found.speeds``."""
+def measure(found: Compared, bench: Bench) -> Iterator[dict[str, Any]]:
+    """Time an implementation that runs with both: yield what each problem takes, in rounds."""
     for tried in to_be_timed(found):
         seconds: dict[str, list[float]] = {side: [] for side in SIDES}
         first: dict[str, float] = {}
         for number in range(ROUNDS):
             # The other one begins every second round: a machine that slows down favours neither.
             for side in SIDES if number % 2 == 0 else reversed(SIDES):
-                result = _ask(found, sides, side, tried, "time", number, calls=CALLS)
+                result = _ask(found, bench, side, tried, "time", number, calls=CALLS)
                 if result is None:
                     return
                 seconds[side].append(float(result["median"]))
                 first.setdefault(side, float(result["first"]))
         if min(map(min, seconds.values())) < LEAST_SECONDS:
             continue
-        found.speeds.append(_numbers(tried, seconds, first) | _memory(found, sides, tried))
+        yield _numbers(tried, seconds, first) | _memory(found, bench, tried)
 
 
 def _ask(
     found: Compared,
-    sides: Sides,
+    bench: Bench,
     side: str,
     tried: Tried,
     task: str,
@@ -53,14 +54,14 @@ def _ask(
 ) -> dict[str, Any] | None:
     """Have a side measure calls on one problem; None where they do not go well."""
     request = found.addresses[side].request(task, problem=tried.problem.to_json(), **options)
-    outcome = sides[side].ask(request, DEADLINES, note=f"round {number}")
+    outcome = bench.sides[side].ask(request, DEADLINES, note=f"round {number}")
     result: dict[str, Any] = outcome.result or {}
     return None if outcome.status != "done" or "stopped" in result else result
 
 
-def _memory(found: Compared, sides: Sides, tried: Tried) -> dict[str, dict[str, int | None]]:
+def _memory(found: Compared, bench: Bench, tried: Tried) -> dict[str, dict[str, int | None]]:
     """Return what calls on a problem need with each side; None of what is not known."""
-    needs = {side: _ask(found, sides, side, tried, "weigh") or {} for side in SIDES}
+    needs = {side: _ask(found, bench, side, tried, "weigh") or {} for side in SIDES}
     return {field: {side: needs[side].get(field) for side in SIDES} for field in MEMORY}
 
 
@@ -68,11 +69,7 @@ def to_be_timed(found: Compared) -> list[Tried]:
     """Return the problems of an implementation that are timed: the longest of the quick ones."""
     if found.runs != SIDES:
         return []
-    right = [
-        each
-        for each in found.tried
-        if each.same_bits is not None and all(_passes(each, side) for side in SIDES)
-    ]
+    right = [each for each in found.tried if each.same_bits is not None and each.both_pass]
     by_id = {each.problem.id: each for each in right}
 
     def order(tried: Tried) -> tuple[float, str]:
@@ -81,10 +78,6 @@ def to_be_timed(found: Compared) -> list[Tried]:
         return (seconds if seconds > SLOW_SECONDS else -seconds, tried.problem.id)
 
     return sorted(by_id.values(), key=order)[:PROBLEMS]
-
-
-def _passes(tried: Tried, side: str) -> bool:
-    return tried.judged(side) and not tried.verdicts[side].bad
 
 
 def _numbers(
@@ -164,8 +157,3 @@ def memory_sentences(measured: Mapping[str, Any]) -> list[str]:
         for field, verb in MEMORY.items()
         if all(isinstance(measured.get(field, {}).get(side), int) for side in SIDES)
     ]
-
-
-def build_seconds(compared: Sequence[Compared]) -> list[dict[str, Any]]:
-    """Return what compiling modules took, by implementation and side."""
-    return [{"name": each.name, "seconds": each.builds} for each in compared if each.builds]

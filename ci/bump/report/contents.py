@@ -12,11 +12,9 @@ from ....properties.verdicts.text import count_of
 from ...console.errors import MachineError, UsageRefusedError
 from ...releases.packages import DECLARED as DECLARED_PART
 from ...releases.packages import FLASHINFER_PACKAGE, PARTS, Package
-from ..behaviour.comparison_state import Learned
 from ..behaviour.compiled import compiled_chips
-from ..behaviour.numbers import implementation_json, not_run, replayed
-from ..behaviour.speed import build_seconds
-from ..behaviour.unjudged import rows_of
+from ..behaviour.numbers import build_seconds, implementation_json, not_run, replayed, rows_of
+from ..behaviour.records import Comparison
 from ..sides.ending import Ending
 from ..sides.plan import Plan
 from ..sides.releases import SIDES
@@ -29,7 +27,7 @@ _VERSIONS = dict.fromkeys(("flashinfer", "torch", "triton", "cuda"))
 
 
 def to_json(
-    learned: Learned,
+    learned: Comparison,
     plan: Plan,
     policy: Policy,
     *,
@@ -96,7 +94,7 @@ def refused(
         command: that was given.
         package: that was to be compared.
     """
-    learned, failures = Learned(given, (), package=package), [error.message]
+    learned, failures = Comparison(given, (), package), [error.message]
     return assemble(
         decide([], {}, policy, baseline=given[SIDES[0]], failures=failures),
         [],
@@ -161,7 +159,7 @@ def with_actions(findings: Sequence[Finding], policy: Policy) -> list[Finding]:
     return sorted(found, key=lambda each: order[each.action])
 
 
-def _side(learned: Learned, side: str) -> dict[str, Any]:
+def _side(learned: Comparison, side: str) -> dict[str, Any]:
     target, release = learned.targets.get(side), learned.releases.get(side)
     return {
         "given": learned.given[side],
@@ -178,7 +176,7 @@ def _side(learned: Learned, side: str) -> dict[str, Any]:
 
 
 def _machine(
-    learned: Learned,
+    learned: Comparison,
     plan: Plan,
     machine: Chip,
     command: str,
@@ -230,7 +228,7 @@ def _machine(
     }
 
 
-def _liveness(learned: Learned, plan: Plan) -> dict[str, Any]:
+def _liveness(learned: Comparison, plan: Plan) -> dict[str, Any]:
     soaked = [
         {
             "name": each.name,
@@ -251,7 +249,7 @@ def _liveness(learned: Learned, plan: Plan) -> dict[str, Any]:
     return {"launches": launches, "soaked": soaked, "hangs": hangs, "known": known}
 
 
-def _skipped(learned: Learned) -> list[dict[str, str]]:
+def _skipped(learned: Comparison) -> list[dict[str, str]]:
     return [
         {"what": part, "why": why}
         for part, why in sorted(
@@ -261,7 +259,7 @@ def _skipped(learned: Learned) -> list[dict[str, str]]:
 
 
 def _not_tested(
-    learned: Learned, evidence: Mapping[Chip, str], machine: Chip
+    learned: Comparison, evidence: Mapping[Chip, str], machine: Chip
 ) -> list[dict[str, Any]]:
     absent = [chip for chip, level in evidence.items() if level == DECLARED and chip != machine]
     found: list[dict[str, Any]] = []

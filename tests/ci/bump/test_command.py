@@ -18,10 +18,9 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from kernelproof.ci.bump import command
-from kernelproof.ci.bump.behaviour.comparison import Compared
-from kernelproof.ci.bump.behaviour.comparison_state import Learned
 from kernelproof.ci.bump.behaviour.compiled import compile_findings, compiled_chips
-from kernelproof.ci.bump.behaviour.preparing import _fail_unimported
+from kernelproof.ci.bump.behaviour.records import Compared, Comparison
+from kernelproof.ci.bump.behaviour.steps import unimported
 from kernelproof.ci.bump.behaviour.watching import Progress, progress
 from kernelproof.ci.bump.command import _concerned
 from kernelproof.ci.bump.sides import releases
@@ -338,7 +337,9 @@ def merge(inputs):
 def test_a_candidate_that_hangs_under_load_blocks(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kernelproof.ci.bump.behaviour.comparison.DEADLINES", Deadlines(run=1.0))
+    for module in ("judging", "outcomes"):
+        where = f"kernelproof.ci.bump.behaviour.{module}.DEADLINES"
+        monkeypatch.setattr(where, Deadlines(run=1.0))
     (here / "tiring.py").write_text(TIRING)
     release(here / "old", OLD)
     release(here / "new", NEW, shift=True)
@@ -407,11 +408,10 @@ def test_what_fails_with_both_is_wrong_usage_where_it_was_named(
     named: bool, sides: int, code: int, tmp_path: Path
 ) -> None:
     errors = dict.fromkeys(SIDES[:sides], "in whatever words")
-    compared = Compared("it", "gone:it", errors=errors, unimported=set(errors))
-    learned = Learned(dict.fromkeys(SIDES, "9.9.1"), (), compared=[compared])
+    compared = Compared("it", "gone:it", errors=errors, unimported=frozenset(errors))
+    comparison = Comparison(dict.fromkeys(SIDES, "9.9.1"), (), compared=[compared])
     plan = Plan((), "cpu", PROFILES["quick"], 0, Ledger(()), tmp_path, tmp_path, named=named)
-    _fail_unimported(learned, plan)
-    assert (learned.code, len(learned.failures)) == (code, sides)
+    assert [each for _, each in unimported(comparison, plan)] == [code] * sides
 
 
 RARELY_WRONG = """
@@ -532,7 +532,7 @@ def test_a_candidate_that_does_not_import_is_a_finding(here: Path, init: str, to
 def test_a_candidate_that_hangs_on_import_is_a_finding(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kernelproof.ci.bump.behaviour.running.DECLARATION_SECONDS", 1.0)
+    monkeypatch.setattr("kernelproof.ci.bump.behaviour.steps.DECLARATION_SECONDS", 1.0)
     release(here / "new", NEW, init="import time\ntime.sleep(60)\n")
     release(here / "old", OLD, init="raise ImportError('both are broken')\n")
     code, report = gate(here, "--sm", "cpu", "--part", "surface")

@@ -18,13 +18,22 @@ import pytest
 from rich.console import Console, RenderableType
 
 from kernelproof.ci.bump.behaviour import watching
-from kernelproof.ci.bump.behaviour.building import Wanted, ordered_builds
-from kernelproof.ci.bump.behaviour.comparison import Compared, Tried, judge
-from kernelproof.ci.bump.behaviour.problem_queue import ProblemQueue, Task
-from kernelproof.ci.bump.behaviour.unjudged import DEAR, TIME, UNREACHED, cuts_of, gap, rows_of
+from kernelproof.ci.bump.behaviour.asking import Bench
+from kernelproof.ci.bump.behaviour.building import Builders, Wanted, ordered_builds
+from kernelproof.ci.bump.behaviour.judging import Judging, Task, judge
+from kernelproof.ci.bump.behaviour.numbers import cuts_of, gap, matters, rows_of
+from kernelproof.ci.bump.behaviour.records import (
+    DEAR,
+    TIME,
+    UNREACHED,
+    Compared,
+    Planned,
+    Tried,
+)
 from kernelproof.ci.bump.behaviour.watching import Count
 from kernelproof.ci.bump.sides.ending import EndedError, Ending
 from kernelproof.ci.bump.sides.journal import Journal
+from kernelproof.ci.bump.sides.plan import Plan
 from kernelproof.ci.bump.sides.releases import SIDES
 from kernelproof.ci.bump.verdicts.policy import DEFAULT
 from kernelproof.ci.bump.verdicts.verdict import decide
@@ -32,6 +41,8 @@ from kernelproof.ci.cli import main
 from kernelproof.ci.console import live
 from kernelproof.ci.console.errors import MachineError
 from kernelproof.ci.console.live import MOST_SHOWN
+from kernelproof.properties.findings.ledger import Ledger
+from kernelproof.properties.space.profiles import PROFILES
 from kernelproof.properties.verdicts.verdict import PASS
 from kernelproof.properties.worker.requests import Address, DeviceLostError
 from kernelproof.reference import MergeProblem
@@ -247,45 +258,34 @@ def test_a_signal_ends_what_a_comparison_waits_for_before_there_are_workers() ->
     assert subprocess.run([sys.executable, "-c", READING], check=False).returncode == 143
 
 
-def task(found: Compared, number: int, module: str | None = None) -> Task:
-    problem = MergeProblem(num_states=2, num_tokens=1 + number)
-    tried = Tried("parity", problem, dict.fromkeys(SIDES, PASS))
-    return Task(found, (number,), (number,), lambda: tried, module)
+def test_problems_wait_for_their_modules_and_in_the_end_for_none() -> None:
+    order: list[str] = []
+    bench = Bench(plan(), {}, Journal(None), Ending())
+    judging = Judging(bench, Builders({}, bench), lambda tried, _: order.append(tried.law))
+
+    def task(found: Planned, number: int, module: str | None = None) -> Task:
+        tried = Tried(f"{found.name} {number}", MergeProblem(num_states=2), {})
+        return Task(found, (number,), (number,), lambda: tried, module)
+
+    free, built = Planned("free", ""), Planned("built", "")
+
+    def prepare() -> None:
+        judging._submit(task(built, number, f"module {number}") for number in range(2))
+        judging._submit([task(free, 0)])
+        module = Wanted(built, "module 1", MergeProblem(num_states=2), 1, {})
+        judging._release(module)
+        judging._submit([task(built, 2, "module 1")])
+
+    judging._prepare = prepare  # type: ignore[method-assign]
+    answers = judging.run()
+    assert answers.error is None
+    # What could not be built is left to the laws.
+    assert sorted(order) == ["built 0", "built 1", "built 2", "free 0"]
+    assert order.index("built 1") < order.index("built 2")
 
 
-def test_implementations_take_turns_and_wait_for_their_modules() -> None:
-    free, built = Compared("free", ""), Compared("built", "")
-    queue = ProblemQueue(Ending())
-    queue.add([task(free, number) for number in range(4)])
-    queue.add([task(built, number, f"module {number % 2}") for number in range(4)])
-
-    def taken() -> str:
-        got = queue.take()
-        if got is None:
-            return ""
-        queue.judged(got, 1.0)
-        return f"{got.found.name} {got.place[0]}"
-
-    assert [taken(), taken()] == ["free 0", "free 1"]
-    queue.built(built, "module 1")
-    assert [taken() for _ in range(3)] == ["built 1", "built 3", "free 2"]
-    queue.close()  # what could not be built is left to the laws
-    assert [taken() for _ in range(4)] == ["built 0", "free 3", "built 2", ""]
-
-
-def test_what_is_slow_leaves_the_others_their_time() -> None:
-    slow, quick = Compared("slow", ""), Compared("quick", "")
-    queue = ProblemQueue(Ending())
-    queue.add([task(found, number) for found in (slow, quick) for number in range(30)])
-    names = []
-    for _ in range(22):
-        got = queue.take()
-        assert got is not None
-        queue.judged(got, 10.0 if got.found is slow else 1.0)
-        names.append(got.found.name)
-    assert names.count("slow") == 2
-    at_work = {each.found.name for each in (queue.take(), queue.take()) if each}
-    assert at_work == {"slow", "quick"}  # several threads do not wait for one implementation
+def plan() -> Plan:
+    return Plan((), "cpu", PROFILES["quick"], 0, Ledger(()), Path("cases"), Path("tensors"))
 
 
 def test_a_library_is_compiled_once_for_all_that_need_it_the_first_of_each_before_any_second() -> (
@@ -295,7 +295,7 @@ def test_a_library_is_compiled_once_for_all_that_need_it_the_first_of_each_befor
     address = Address("made.up:it", None, "cpu")
 
     def wanted(name: str, library: str, turn: int = 0, *, minutes: float = 1.0) -> Wanted:
-        found = Compared(name, "", build_minutes=minutes, addresses={SIDES[0]: address})
+        found = Planned(name, "", build_minutes=minutes, addresses={SIDES[0]: address})
         return Wanted(found, "key", problem, turn, {SIDES[0]: (library, library == "there")})
 
     builds = ordered_builds(
@@ -352,7 +352,7 @@ def test_a_verdict_lacks_laws_that_judged_nothing_but_not_what_is_too_dear() -> 
 def test_a_verdict_lacks_what_others_left_no_time_for() -> None:
     ending = Ending(minutes=2.0)
     (cut,) = cuts_of([cut_off("crowded", left_out=TIME)], ending)
-    assert (cut.code, cut.laws, cut.matters) == ("time", ("parity", "soak"), True)
+    assert (cut.code, cut.laws, matters(cut)) == ("time", ("parity", "soak"), True)
 
 
 def test_whoever_ends_a_comparison_decides_nothing_by_it() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernelproof.ci.bump.behaviour import surveying
+from kernelproof.ci.bump.behaviour import preparing
 from kernelproof.ci.bump.behaviour.asking import Asker
 from kernelproof.ci.bump.sides import releases
 from kernelproof.ci.cli import main
@@ -113,7 +113,7 @@ def test_an_interpreter_whose_release_does_not_import_is_a_finding(here: Path) -
 def test_an_interpreter_whose_release_hangs_is_a_finding(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kernelproof.ci.bump.behaviour.running.DECLARATION_SECONDS", 1.0)
+    monkeypatch.setattr("kernelproof.ci.bump.behaviour.steps.DECLARATION_SECONDS", 1.0)
     with_torch(here / "engine", "import time\ntime.sleep(600)\n")
     code, report = gate("--part", "surface")
     assert (code, report["verdict"]) == (1, "do not bump")
@@ -189,5 +189,5 @@ def test_importing_that_does_not_end_is_told_in_one_sentence() -> None:
             return Outcome("error", kind="overrun", stage="load", detail=detail)
 
     report = ImplementationReport("mine", "m:f")
-    surveying._refused_altogether(Stuck(), Address("m:f", None, "cpu"), report)
+    preparing._refused_altogether(Stuck(), Address("m:f", None, "cpu"), report)
     assert report.error == "cannot be imported: load took longer than 120 s"

@@ -10,9 +10,13 @@ from typing import Any, cast
 
 import pytest
 
-from kernelproof.ci.bump.behaviour.comparison import Compared, Sides, Tried, laws_to_judge
+from kernelproof.ci.bump.behaviour.asking import Bench
 from kernelproof.ci.bump.behaviour.numbers import implementation_json
-from kernelproof.ci.bump.behaviour.outcomes import MOST_LOOKS, Context, behaviour_findings
+from kernelproof.ci.bump.behaviour.outcomes import MOST_LOOKS, Context, examine
+from kernelproof.ci.bump.behaviour.preparing import laws_to_judge
+from kernelproof.ci.bump.behaviour.records import Compared, Surveyed, Tried
+from kernelproof.ci.bump.sides.ending import Ending
+from kernelproof.ci.bump.sides.journal import Journal
 from kernelproof.ci.bump.sides.plan import Plan
 from kernelproof.ci.bump.sides.releases import SIDES, Release
 from kernelproof.ci.bump.verdicts.findings import CHANGES, Finding
@@ -38,7 +42,7 @@ class Candidate:
     def __init__(self, again: Iterable[int]) -> None:
         self.again, self.asked = set(again), list[int]()
 
-    def renewed(self, payload: Mapping[str, Any], *_: object, **__: object) -> Outcome:
+    def ask(self, payload: Mapping[str, Any], *_: object, **__: object) -> Outcome:
         tokens = payload["problem"]["num_tokens"]
         self.asked.append(tokens)
         return Outcome("done", (WRONG if tokens in self.again else PASS).to_json())
@@ -65,15 +69,17 @@ def find(tmp_path: Path) -> Any:  # noqa: ANN401  a function
         releases = {side: Release(side, tmp_path, sys.executable, ()) for side in SIDES}
         targets = {side: Target(flashinfer=side, torch=torch) for side, torch in VERSIONS.items()}
         plan = Plan((), "cpu", PROFILES["quick"], 0, Ledger(entries), cases, tmp_path)
-        sides = cast("Sides", dict.fromkeys(SIDES, candidate))
+        sides = cast("dict[str, Any]", dict.fromkeys(SIDES, candidate))
+        bench = Bench(plan, sides, Journal(None), Ending())
         address = Address("made.up:it", None, "cpu", modules=("chosen",))
         addresses = dict.fromkeys(SIDES, address)
         compared = Compared(NAME, "made.up:it", addresses=addresses, tried=list(tried), axes=axes)
+        examined = examine([compared], Context(bench, releases, targets, ()))
         if keep is not None:
-            keep.append(compared)
-        lost = [] if unwritten is None else unwritten
-        context = Context(sides, plan, releases, targets, (), lost)
-        return list(behaviour_findings([compared], context))
+            keep += examined.compared
+        if unwritten is not None:
+            unwritten += examined.unwritten
+        return list(examined.findings)
 
     return found
 
@@ -82,13 +88,9 @@ def test_all_failures_are_run_again_before_any_is_made_small(find: Any) -> None:
     asked: list[str] = []
 
     class Both(Candidate):
-        def renewed(self, payload: Mapping[str, Any], *more: object, **words: object) -> Outcome:
-            asked.append("again")
-            return super().renewed(payload, *more, **words)
-
-        def ask(self, *_: object, **__: object) -> Outcome:
-            asked.append("smaller")
-            return Outcome("done", PASS.to_json())
+        def ask(self, payload: Mapping[str, Any], *_: object, **words: object) -> Outcome:
+            asked.append("again" if words.get("fresh") else "smaller")
+            return super().ask(payload) if "fresh" in words else Outcome("done", PASS.to_json())
 
     axes = narrow("merge_state", lambda problems: [None] * len(problems), 10**6)
     crash = Verdict("CRASH", "abort", "it died")
@@ -154,7 +156,8 @@ class Baseline:
         self.verdicts, self.notes = list(verdicts), list[str]()
         self.asked: list[Mapping[str, Any]] = []
 
-    def renewed(self, payload: Mapping[str, Any], *_: object, note: str) -> Outcome:
+    def ask(self, payload: Mapping[str, Any], *_: object, note: str, fresh: bool) -> Outcome:
+        assert fresh
         self.asked.append(payload)
         self.notes.append(note)
         return Outcome("done", self.verdicts.pop(0).to_json())
@@ -237,7 +240,7 @@ def test_what_the_ledger_knows_of_both_releases_is_not_new_with_one(
 def test_laws_that_need_what_neither_release_declares_draw_nothing() -> None:
     plan = Plan((), "cpu", PROFILES["quick"], 0, Ledger(()), Path(), Path())
     without, with_it = (
-        {law.name for law in laws_to_judge(Compared(NAME, "", "merge_state", declares=each), plan)}
+        {law.name for law in laws_to_judge(Surveyed(NAME, "", "merge_state", declares=each), plan)}
         for each in (frozenset[str](), frozenset({"writes_out"}))
     )
     assert with_it - without == {"output_buffers"}

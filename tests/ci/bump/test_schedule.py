@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from kernelproof.ci.bump.behaviour import building
-from kernelproof.ci.bump.behaviour.asking import PATIENCE, Side
+from kernelproof.ci.bump.behaviour.asking import PATIENCE, Bench, Side
 from kernelproof.ci.bump.behaviour.building import (
     Build,
     Builders,
@@ -28,11 +28,8 @@ from kernelproof.ci.bump.behaviour.building import (
     choose_modules,
     ordered_builds,
 )
-from kernelproof.ci.bump.behaviour.comparison import Compared, Tried
-from kernelproof.ci.bump.behaviour.judging import Judging
-from kernelproof.ci.bump.behaviour.problem_queue import ProblemQueue, Task
-from kernelproof.ci.bump.behaviour.unjudged import DEAR, TIME
-from kernelproof.ci.bump.behaviour.watching import Count
+from kernelproof.ci.bump.behaviour.judging import Judging, Task
+from kernelproof.ci.bump.behaviour.records import DEAR, TIME, Planned, Surveyed, Tried
 from kernelproof.ci.bump.sides.ending import JUDGED, Ending
 from kernelproof.ci.bump.sides.journal import Journal
 from kernelproof.ci.bump.sides.plan import Plan
@@ -42,6 +39,7 @@ from kernelproof.properties.isolation.outcome import Outcome
 from kernelproof.properties.isolation.workers import Deadlines
 from kernelproof.properties.laws import find_law
 from kernelproof.properties.search.costs import read_builds
+from kernelproof.properties.search.priority_executor import FairQueue
 from kernelproof.properties.space.axes import Axes, narrow
 from kernelproof.properties.space.profiles import GATE_SHARE, PROFILES
 from kernelproof.properties.verdicts.verdict import PASS
@@ -127,18 +125,24 @@ def key(problem: AttentionProblem) -> str:
 def axes() -> Axes:
     found = narrow("paged_attention", lambda problems: [None] * len(problems), 10**9)
     assert found is not None
-    return replace(found, values={name: found.values[name] for name in ("dtype", "head_dims")})
+    differ = ("dtype", "head_dims")
+    values = {name: each if name in differ else each[:1] for name, each in found.values.items()}
+    return replace(found, values=values)
 
 
 AXES = axes()
 
 
-def compared(name: str) -> Compared:
+def surveyed(name: str) -> Surveyed:
     addresses = {side: Address(name, None, "cuda") for side in SIDES}
     minutes = WITH_MODULES[name][1] if name in WITH_MODULES else 0.0
-    return Compared(
+    return Surveyed(
         name, name, "paged_attention", axes=AXES, addresses=addresses, build_minutes=minutes
     )
+
+
+def bench(side: Side, journal: Journal, cases: Path, minutes: float | None = None) -> Bench:
+    return Bench(plan(cases), dict.fromkeys(SIDES, side), journal, Ending(minutes))
 
 
 def plan(cases: Path = Path("cases")) -> Plan:
@@ -161,18 +165,19 @@ class Schedule:
     judged: Counter[str] = field(default_factory=Counter)
     by: dict[float, int] = field(default_factory=dict)
     wanted: list[Wanted] = field(default_factory=list)
-    implementations: list[Compared] = field(default_factory=list)
+    implementations: list[Planned] = field(default_factory=list)
 
     def run(self) -> Schedule:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
-        self._queue, self._builds = ProblemQueue(Ending()), deque[Build]()
+        self._queue, self._builds = FairQueue[Task](), deque[Build]()
+        self._unbuilt: defaultdict[tuple[str, str], list[Task]] = defaultdict(list)
         self._free_judges, self._free_builders = JUDGES, CORES // COMPILERS_EACH
         self._libraries: set[tuple[str, str]] = set()
         self._waiting: Counter[tuple[str, str]] = Counter()
         self._sides: Counter[int] = Counter()
         for number, name in enumerate(NO_MODULES):
-            self._at(SURVEYED + number, partial(self._ready, compared(name)))
+            self._at(SURVEYED + number, partial(self._ready, Planned.after(surveyed(name))))
         self._at(CHOSEN, self._choose)
         while self._events:
             when, _, happen = heapq.heappop(self._events)
@@ -194,7 +199,8 @@ class Schedule:
             self._free_builders -= 1
             seconds = 60 * build.wanted[0].found.build_minutes / COMPILERS_EACH
             self._at(self.now + seconds, partial(self._end, build))
-        while self._free_judges and (task := self._queue.next()) is not None:
+        while self._free_judges and (taken := self._queue.take()) is not None:
+            _, task = taken
             self._free_judges -= 1
             self._waiting[self._module(task)] -= 1
             slow = NO_MODULES.get(task.found.name, False)
@@ -213,7 +219,7 @@ class Schedule:
     def _module(task: Task) -> tuple[str, str]:
         return task.found.name, task.module or ""
 
-    def _ready(self, found: Compared) -> None:
+    def _ready(self, found: Planned) -> None:
         self.implementations.append(found)
         keys = [each.key for each in self.wanted if each.found is found]
         modules: list[str | None] = [*keys] or [None]
@@ -222,14 +228,18 @@ class Schedule:
             for number, module in zip(range(PROBLEMS), itertools.cycle(modules), strict=False)
         ]
         self._waiting.update(map(self._module, tasks))
-        self._queue.add(tasks)
+        for task in tasks:
+            if task.module is None:
+                self._queue.put(found.name, task.rank, task)
+            else:
+                self._unbuilt[self._module(task)].append(task)
 
     def _choose(self) -> None:
-        found = [compared(name) for name in WITH_MODULES]
         side = Survey()
         side.there = self.there
-        self.wanted = choose_modules(
-            found, dict.fromkeys(SIDES, side), Journal(None), plan(self.cases), Ending(self.minutes)
+        found, self.wanted = choose_modules(
+            [surveyed(name) for name in WITH_MODULES],
+            bench(side, Journal(None), self.cases, self.minutes),
         )
         self._library = {
             (each.found.name, each.key): each.libraries[SIDES[0]][0] for each in self.wanted
@@ -253,11 +263,12 @@ class Schedule:
         for each in build.wanted:
             self._sides[id(each)] += 1
             if self._sides[id(each)] == len(SIDES):
-                self._queue.built(each.found, each.key)
+                for task in self._unbuilt.pop((each.found.name, each.key), ()):
+                    self._queue.put(each.found.name, task.rank, task)
 
     def _judge(self, task: Task, seconds: float) -> None:
         self._free_judges += 1
-        self._queue.judged(task, seconds)
+        self._queue.end(task.found.name, seconds)
         self.judged[task.found.name] += 1
         self.first = self.first or self.now
         self.last = self.now
@@ -302,9 +313,10 @@ def test_a_comparison_whose_modules_are_there_builds_no_others() -> None:
 
 def test_what_builds_took_is_kept_and_decides_how_many_a_later_run_has(tmp_path: Path) -> None:
     cold = Schedule(cases=tmp_path).run()
-    builders = Builders({}, Journal(None), plan(tmp_path), Ending())
-    builders.sides = dict.fromkeys(SIDES, Compiler())
-    builders.build(cold.wanted, Count(""), lambda *_: None)
+    made_up = bench(Compiler(), Journal(None), tmp_path)
+    builders = Builders({}, made_up)
+    builders.bench = made_up
+    builders.build(cold.wanted, lambda _: None)
     minutes = builders.compilers_each * Compiler.SECONDS / 60
     kept = read_builds(tmp_path)
     assert kept == {
@@ -316,9 +328,10 @@ def test_what_builds_took_is_kept_and_decides_how_many_a_later_run_has(tmp_path:
 
 def test_a_short_comparison_names_what_it_has_no_time_for(tmp_path: Path) -> None:
     def chosen(minutes: float, journal: Journal) -> tuple[dict[str, str], list[str]]:
-        found = [compared(name) for name in WITH_MODULES]
-        sides: dict[str, Side] = {side: Survey() for side in SIDES}
-        wanted = choose_modules(found, sides, journal, plan(), Ending(minutes))
+        found, wanted = choose_modules(
+            [surveyed(name) for name in WITH_MODULES],
+            bench(Survey(), journal, Path("cases"), minutes),
+        )
         left_out = {each.name: each.left_out for each in found if each.left_out}
         return left_out, [f"{each.found.name} {each.key}" for each in wanted]
 
@@ -347,17 +360,11 @@ def test_a_problem_goes_to_a_worker_that_has_loaded_its_module() -> None:
         return Tried("parity", AttentionProblem(), {})
 
     side = Side("baseline", Journal(None), lambda: nullcontext(Pool()))  # type: ignore[arg-type]
-    found, queue = Compared("mine", "mine.py:mine"), ProblemQueue(Ending())
-    queue.add(
-        Task(found, (number,), (number,), partial(ask, number), key)
-        for number, key in enumerate(("fp8", None))
-    )
-    queue.built(found, "fp8")
-    queue.close()
-    builders: Any = SimpleNamespace()
-    progress: Any = SimpleNamespace(judged=Count("judged"))
-    judging = Judging({}, builders, plan(), Ending(), progress)
-    judging._judge(queue)
+    asked = bench(side, Journal(None), Path("cases"))
+    judging = Judging(asked, Builders({}, asked))
+    for number, key in enumerate(("fp8", None)):
+        found = Planned("mine", "mine.py:mine")
+        judging._judge(Task(found, (number,), (number,), partial(ask, number), key))
     assert sorted(leased) == [("", 0.0), ("mine fp8", PATIENCE)]
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from kernelproof.ci.bump.behaviour.comparison import Compared, Tried
+from kernelproof.ci.bump.behaviour.records import Compared, Tried
 from kernelproof.ci.bump.behaviour.speed import SLOW_SECONDS, memory_findings, to_be_timed
 from kernelproof.ci.bump.sides.releases import SIDES
 from kernelproof.ci.bump.verdicts.findings import CHANGES, REPORT
@@ -65,5 +67,5 @@ def test_the_longest_calls_are_timed_but_for_those_that_take_too_long() -> None:
     addresses = {side: Address("made.up:mine", None, "cpu") for side in SIDES}
     found = Compared("mine", "made.up:mine", addresses=addresses, tried=tried)
     assert [each.problem for each in to_be_timed(found)] == [tried[2].problem, tried[0].problem]
-    found.tried = [tried[1], tried[3], tried[2]]
+    found = replace(found, tried=[tried[1], tried[3], tried[2]])
     assert [each.problem for each in to_be_timed(found)] == [tried[2].problem, tried[3].problem]
