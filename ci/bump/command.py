@@ -63,10 +63,9 @@ from .report.junit import to_junit
 from .report.markdown import to_markdown
 from .report.page import to_page
 from .sides.ending import EndedError, Ending
-from .sides.identity import identity_of
 from .sides.journal import Journal, JournalError
 from .sides.plan import SOAK_ON_CPU, Plan
-from .sides.releases import BASELINE, CANDIDATE, SIDES
+from .sides.releases import BASELINE, CANDIDATE, SIDES, identity_of
 from .surface.uses import Source
 from .verdicts.findings import REPORT, Chip
 from .verdicts.policy import Policy, PolicyError, load_policy

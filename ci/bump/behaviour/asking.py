@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ....properties.isolation.outcome import Outcome
@@ -17,6 +18,7 @@ from ....properties.worker.requests import HarnessError, probe_device, verdict_o
 from ..sides.ending import EndedError, Ending
 from ..sides.journal import Journal
 from ..sides.plan import Plan
+from ..sides.releases import Release
 from .records import LOST
 from .watching import Progress
 
@@ -169,6 +171,15 @@ class Bench:
     journal: Journal
     ending: Ending
     progress: Progress = field(default_factory=Progress)
+
+    def staffed(self, releases: Mapping[str, Release], **options: Any) -> Bench:  # noqa: ANN401
+        """Return it with workers of releases, see ``Release.workers``; none is started yet."""
+        device = self.plan.device
+        sides = {
+            name: Side(name, self.journal, partial(release.workers, device, **options), device)
+            for name, release in releases.items()
+        }
+        return replace(self, sides=sides)
 
     def close(self) -> None:
         """End the workers: what other threads still ask for is not waited for."""

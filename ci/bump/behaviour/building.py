@@ -29,7 +29,7 @@ from ....properties.space.module_selection import Selection
 from ....properties.space.profiles import CHEAP_MINUTES
 from ....reference import Problem, problem_from_json
 from ..sides.releases import SIDES, Release
-from .asking import Asker, Bench, Side
+from .asking import Asker, Bench
 from .preparing import cases_to_judge, to_judge, tuples
 from .records import DEAR, TIME, Planned, Surveyed
 
@@ -279,16 +279,7 @@ class Builders:
         self.at_a_time = builds_at_a_time(compilers_of_a_build(COMPILERS_A_BUILD), device)
         self.compilers_each = compilers() // self.at_a_time
         environment = limited_to(self.compilers_each)
-        sides = {
-            name: Side(
-                name,
-                bench.journal,
-                partial(release.workers, device, size=self.at_a_time, environment=environment),
-                device,
-            )
-            for name, release in releases.items()
-        }
-        self.bench = replace(bench, sides=sides)
+        self.bench = bench.staffed(releases, size=self.at_a_time, environment=environment)
         self.seconds: dict[str, dict[str, list[float]]] = {}
         self._minutes: dict[str, float] = {}
         self._done: Counter[int] = Counter()

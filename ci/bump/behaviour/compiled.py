@@ -46,7 +46,9 @@ def compare_compiled(
     started = time.monotonic()
     try:
         compiled = compile_both(asked, comparison.releases, journal, tell)
-        comparison = replace(comparison, compiled=compiled).finding(compile_findings(compiled))
+        comparison = replace(comparison, compiled=compiled).with_findings(
+            compile_findings(compiled)
+        )
     except click.ClickException as error:
         flag = "" if isinstance(error, UsageRefusedError) else "--compile: "  # which names its own
         comparison = comparison.failing(f"{flag}{error.message}", error.exit_code)

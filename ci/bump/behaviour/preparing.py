@@ -13,10 +13,10 @@ from ....properties.findings.ledger import Entry
 from ....properties.findings.report import ImplementationReport
 from ....properties.laws import Law, find_law, laws_of
 from ....properties.search.preparation import survey
-from ....properties.space.axes import Axes, all_axes, example
+from ....properties.space.axes import Axes
 from ....properties.space.drawers import Drawers
 from ....properties.space.profiles import on_device
-from ....properties.worker.requests import Address, refusals_of, verdict_of
+from ....properties.worker.requests import Address, HarnessError
 from ....reference import Problem
 from ...console.errors import UsageRefusedError
 from ..sides.plan import Plan
@@ -90,13 +90,13 @@ def surveyed(side: Side, address: Address, name: str, max_work: int, plan: Plan)
 
 
 def _survey(side: Side, address: Address, name: str, max_work: int, plan: Plan) -> dict[str, Any]:
-    report = ImplementationReport(name, address.reference)
-    asker = Asker(side)
-    reason = _refused_altogether(asker, address, report)
-    axes = None
-    if not reason and not report.error:
-        axes = survey(asker, address, max_work, report, plan.only)
+    report, axes = ImplementationReport(name, address.reference), None
+    try:
+        axes = survey(Asker(side), address, max_work, report, plan.only)
+    except HarnessError as error:  # its process, say, does not start
+        report.error = str(error)
     declared = report.declared
+    imported = "" if report.operation else "cannot be imported: "
     return {
         "axes": axes and vars(axes),
         "operation": report.operation,
@@ -105,40 +105,9 @@ def _survey(side: Side, address: Address, name: str, max_work: int, plan: Plan) 
         "claims": declared.get("claims", []),
         "build_minutes": declared.get("build_minutes", 0.0) if declared.get("build_ahead") else 0.0,
         "build_compilers": declared.get("build_compilers", COMPILERS_A_BUILD),
-        "error": report.error,
-        "reason": reason or report.refusal or "",
+        "error": report.error and f"{imported}{report.error}",
+        "reason": report.refusal or "",
     }
-
-
-def _refused_altogether(asker: Asker, address: Address, report: ImplementationReport) -> str:
-    """Return the one reason for which simple problems of every kind are refused, if there is one.
-
-    Learning in full that a GPU is missing takes a hundred questions.
-    """
-    declared = asker.run(address.request("describe"))
-    if declared.status != "done":
-        # Importing that does not end is no HANG of a call; its process says no more than that.
-        spoiled = declared.status == "error"
-        why = declared.detail or declared.kind if spoiled else verdict_of(declared).message
-        report.error = f"cannot be imported: {why.strip().splitlines()[-1]}"
-        return ""
-    described: dict[str, Any] = declared.result or {}
-    if "error" in described:
-        report.error = f"cannot be imported: {described['error']}"
-        return ""
-    report.declared, report.operation = described, str(described["operation"])
-    axes = all_axes(report.operation)
-    simplest = {name: values[0] for name, values in axes.items()}
-    problems = [
-        example(report.operation, {**simplest, name: value})
-        for name, values in axes.items()
-        for value in values
-    ]
-    asked = [problem.to_json() for problem in problems]
-    reply: Any = asker.run(address.request("probe", problems=asked)).result or {}
-    refusals = refusals_of(reply) if "refusals" in reply else [None]
-    telling = {each for each in refusals if each is None or each.code != "feature"}
-    return telling.pop() or "" if len(telling) == 1 else ""
 
 
 def tuples(value: Any) -> Any:  # noqa: ANN401  JSON

@@ -244,7 +244,7 @@ class Comparison:
         """Return it with something that could not be learned."""
         return replace(self, failures=(*self.failures, sentence), code=max(self.code, code))
 
-    def finding(self, *found: Iterable[Finding]) -> Comparison:
+    def with_findings(self, *found: Iterable[Finding]) -> Comparison:
         """Return it with further findings."""
         more = (each for part in found for each in part)
         return replace(self, findings=(*self.findings, *more))

@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ from ..surface.declared import (
 )
 from ..surface.uses import Source, with_uses
 from ..verdicts.findings import Chip, finding
-from .asking import Bench, Side
+from .asking import Bench
 from .building import Builders
 from .judging import Answers, Judging, Seen
 from .numbers import cuts_of, gap, last_line, nothing_judged
@@ -109,7 +108,7 @@ def read_declarations(
         if side == CANDIDATE and not each.get("dependencies"):
             given, stay = comparison.given[side], f"stay with {comparison.given[BASELINE]}"
             broken = finding("release-broken", given, each["error"], rule=stay)
-            comparison = comparison.finding([broken])
+            comparison = comparison.with_findings([broken])
         else:
             comparison = comparison.failing(f"--{side}: {each['error']}")
     return comparison.timed(DECLARED, started)
@@ -167,11 +166,11 @@ def compare_declarations(comparison: Comparison, parts: Sequence[str]) -> Compar
         comparison = comparison.skipping({SURFACE: why})
     elif SURFACE in parts:
         compare = surface_findings if declares else called_findings
-        comparison = comparison.finding(compare(before, after))
+        comparison = comparison.with_findings(compare(before, after))
     if DECLARED not in parts or not declares:
         return comparison
     made = matrices(before, after, chips)
-    comparison = comparison.finding(
+    comparison = comparison.with_findings(
         declared_findings(before, after, chips),
         support_findings(made),
         known_hangs(before, after, chips),
@@ -210,7 +209,10 @@ def compare_behaviour(
         yield comparison.skipping({BEHAVIOUR: why, SPEED: why})
         return
     started, ending, progress = time.monotonic(), bench.ending, bench.progress
-    bench = replace(bench, sides=_sides(comparison.releases, bench))
+    # Importing FlashInfer takes seconds on a GPU: one more process stands by there.
+    bench = bench.staffed(
+        comparison.releases, size=bench.plan.jobs, standby=bench.plan.device == "cuda"
+    )
     with ExitStack() as stack:
         stack.callback(bench.close)
         stack.enter_context(ending.closing(bench.close))
@@ -237,26 +239,12 @@ def compare_behaviour(
                 started = time.monotonic()
                 ending.allot(1.0)
                 comparison = _with_speed(comparison, bench).timed(SPEED, started)
-                yield comparison.finding(
+                yield comparison.with_findings(
                     speed_findings(comparison.compared, limit, chips),
                     memory_findings(comparison.compared, chips),
                 )
         except (HarnessError, DeviceLostError) as error:
             yield comparison.failing(f"the comparison of behaviour ended early: {error}")
-
-
-def _sides(releases: Mapping[str, Release], bench: Bench) -> dict[str, Side]:
-    plan = bench.plan
-    standby = plan.device == "cuda"  # importing FlashInfer takes seconds there
-    return {
-        side: Side(
-            side,
-            bench.journal,
-            partial(release.workers, plan.device, size=plan.jobs, standby=standby),
-            plan.device,
-        )
-        for side, release in releases.items()
-    }
 
 
 def _targets(comparison: Comparison, bench: Bench) -> dict[str, Target]:
@@ -330,7 +318,7 @@ def _with_examined(comparison: Comparison, examined: Examined, ending: Ending) -
     """Return the record after failures were run again, with what a verdict lacks."""
     comparison = replace(
         comparison, compared=examined.compared, unwritten=examined.unwritten
-    ).finding(examined.findings)
+    ).with_findings(examined.findings)
     if examined.error is not None:
         return comparison
     for each in comparison.compared:
@@ -386,8 +374,8 @@ def _with_speed(comparison: Comparison, bench: Bench) -> Comparison:
             except EndedError:  # what was timed before it stays
                 untimed.append(each.name)
             progress.timed.add()
-        compared.append(replace(each, speeds=speeds))
-    comparison = replace(comparison, compared=compared)
+        compared.append(replace(each, speeds=tuple(speeds)))
+    comparison = replace(comparison, compared=tuple(compared))
     if not untimed:
         return comparison
     why = f"{OVER}: {', '.join(untimed)}"

@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 import os
 import venv
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from kernelproof.ci.bump.behaviour import preparing
-from kernelproof.ci.bump.behaviour.asking import Asker
+from kernelproof.ci.bump.behaviour.asking import Bench, Side
+from kernelproof.ci.bump.behaviour.preparing import survey_both
 from kernelproof.ci.bump.sides import releases
+from kernelproof.ci.bump.sides.ending import Ending
+from kernelproof.ci.bump.sides.journal import Journal
+from kernelproof.ci.bump.sides.plan import Plan
+from kernelproof.ci.bump.sides.releases import SIDES
 from kernelproof.ci.cli import main
 from kernelproof.ci.console.errors import UsageRefusedError
-from kernelproof.properties.findings.report import ImplementationReport
+from kernelproof.properties.findings.ledger import Ledger
 from kernelproof.properties.isolation.outcome import Outcome
-from kernelproof.properties.worker.requests import Address
+from kernelproof.properties.space.profiles import PROFILES
 
 OURS = "import sys\n__version__, BROKEN = {version!r}, {broken}\n"
 # Its packages are made for its interpreter: no other may import them.
@@ -179,15 +184,22 @@ def test_an_interpreter_that_is_not_there_is_refused() -> None:
     assert caught.value.exit_code == 2
 
 
-def test_importing_that_does_not_end_is_told_in_one_sentence() -> None:
-    class Stuck(Asker):
+def test_importing_that_does_not_end_is_told_in_one_sentence(tmp_path: Path) -> None:
+    class Stuck(Side):
         def __init__(self) -> None:
             pass
 
-        def run(self, *_: object) -> Outcome:
-            detail = "load took longer than 120 s"
-            return Outcome("error", kind="overrun", stage="load", detail=detail)
+        def run(self, payload: Mapping[str, Any], *_: object) -> Outcome:
+            if payload["task"] == "describe":
+                return Outcome("error", kind="overrun", stage="load", limit=60.0)
+            return Outcome("done", {})
 
-    report = ImplementationReport("mine", "m:f")
-    preparing._refused_altogether(Stuck(), Address("m:f", None, "cpu"), report)
-    assert report.error == "cannot be imported: load took longer than 120 s"
+        def remember(self, _: object, answer: Callable[[], Any]) -> Any:  # noqa: ANN401
+            return answer()
+
+    plan = Plan((), "cpu", PROFILES["quick"], 0, Ledger(()), tmp_path, tmp_path)
+    bench = Bench(plan, dict.fromkeys(SIDES, Stuck()), Journal(None), Ending())
+    found = survey_both("mine", "m:f", bench)
+    why = "cannot be imported: importing it took longer than 60 s"
+    assert found.errors == dict.fromkeys(SIDES, why)
+    assert found.unimported == {*SIDES}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kernelproof.ci.bump.command import Request, bump
-from kernelproof.ci.bump.sides import identity
+from kernelproof.ci.bump.sides import releases
 from kernelproof.ci.bump.sides.journal import Journal, JournalError
 from kernelproof.ci.bump.sides.releases import Release
 from kernelproof.ci.console.errors import MachineError
@@ -177,13 +177,13 @@ def release(folder: Path, text: str = "", record: str = "") -> Release:
 
 
 def test_a_release_that_was_built_again_is_another(tmp_path: Path) -> None:
-    one = identity.release_identity(release(tmp_path, "a = 1"))
+    one = releases.release_identity(release(tmp_path, "a = 1"))
     assert one.startswith("9.9.1, files ")
     (tmp_path / "flashinfer" / "__pycache__" / "x.pyc").touch()
-    assert identity.release_identity(Release(*_fields(tmp_path, str(tmp_path)))) == one
-    assert identity.release_identity(release(tmp_path, "a = 10")) != one
+    assert releases.release_identity(Release(*_fields(tmp_path, str(tmp_path)))) == one
+    assert releases.release_identity(release(tmp_path, "a = 10")) != one
     (tmp_path / "torch-2.9.1.dist-info").mkdir()
-    assert identity.release_identity(release(tmp_path)).endswith(", torch-2.9.1")
+    assert releases.release_identity(release(tmp_path)).endswith(", torch-2.9.1")
 
 
 def test_a_version_is_what_was_installed(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_version_is_what_was_installed(tmp_path: Path) -> None:
     found = []
     for text, bin_hash, version in (("", 1, "a"), ("changed", 2, "a"), ("", 1, "b")):
         release(tmp_path, text, record.format(bin_hash).replace("abc", version))
-        found.append(identity.release_identity(Release(*_fields(tmp_path, "9.9.1"))))
+        found.append(releases.release_identity(Release(*_fields(tmp_path, "9.9.1"))))
     assert found[0] == found[1] != found[2]
 
 
@@ -205,11 +205,11 @@ def test_own_code_and_implementations_in_files_count(
     monkeypatch.chdir(tmp_path)
     Path("subject.py").write_text("merge = 1")
     names = ["subject.py:merge", "torch-route"]
-    one = identity.identity_of({}, names)
+    one = releases.identity_of({}, names)
     assert one.keys() == {"code of kernelproof", "implementation subject.py"}
     Path("subject.py").write_text("merge = 2")
-    other = identity.identity_of({}, names)
+    other = releases.identity_of({}, names)
     assert one["code of kernelproof"] == other["code of kernelproof"]
     assert one["implementation subject.py"] != other["implementation subject.py"]
-    monkeypatch.setattr(identity, "ANSWERING", ("fixtures/support",))
-    assert identity.identity_of({}, [])["code of kernelproof"] != one["code of kernelproof"]
+    monkeypatch.setattr(releases, "ANSWERING", ("fixtures/support",))
+    assert releases.identity_of({}, [])["code of kernelproof"] != one["code of kernelproof"]
