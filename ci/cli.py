@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,17 +21,7 @@ from ..properties.isolation.sanitizer import TOOLS
 from ..properties.verdicts.text import indented, printable
 from .bench.command import bench
 from .bump.merge_command import merge
-from .bump.options import (
-    BUMP_SECTION,
-    NOT_OF_BUMP,
-    PACKAGE_OPTION,
-    bump_options,
-    pin_options,
-    refuse_empty,
-    side_options,
-)
 from .check.engine_folders import from_option
-from .check.run_options import CASES, DEVICES, DISTRUST, RUN_SECTIONS, run_options
 from .console.choices import Choice
 from .console.completion import among, implementation_names
 from .console.errors import CONFORMING, INTERRUPTED, MACHINE, USAGE
@@ -39,6 +29,20 @@ from .console.help import SectionedCommand, SectionedGroup
 from .console.lines import tell
 from .console.outputs import Outputs, output_option, refuse_shared_files
 from .ledger.command import corpus, expectations
+from .options import (
+    COMPARE,
+    DEVICES,
+    DISTRUST,
+    FOLDER,
+    HIDDEN_SIDES,
+    JUDGE,
+    PACKAGE,
+    RUN,
+    SECTIONS,
+    SIDES,
+    options,
+    refuse_empty,
+)
 from .releases.packages import PACKAGES
 from .score.command import score
 from .support.command import support
@@ -69,8 +73,24 @@ Completion in bash (zsh: zsh_source), in .bashrc:
   eval "$(_KERNELPROOF_COMPLETE=bash_source kernelproof)\""""
 
 
+class Commands(SectionedGroup):
+    """The commands; one of earlier versions leads to that which took its place."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command and its arguments, those of bump where gate was given two releases."""
+        name, *rest = args
+        if name == "gate" and any(word.partition("=")[0] in SIDES for word in rest):
+            if not ctx.resilient_parsing:
+                alias = "`gate --baseline A --candidate B` is an alias: the command is `bump A B`"
+                tell(f"kernelproof: {alias}", err=True)
+            name = "bump"
+        return super().resolve_command(ctx, [name, *rest])
+
+
 @click.group(
-    cls=SectionedGroup,
+    cls=Commands,
     sections=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=EXIT_CODES,
@@ -87,7 +107,7 @@ def _operations(_context: click.Context, _parameter: click.Parameter, incomplete
     return among(CALLS, incomplete)
 
 
-@cli.command(cls=SectionedCommand, sections=RUN_SECTIONS)
+@cli.command(cls=SectionedCommand, sections=SECTIONS)
 @click.argument(
     "implementations", nargs=-1, metavar="MODULE:NAME...", shell_complete=implementation_names
 )
@@ -121,14 +141,14 @@ def _operations(_context: click.Context, _parameter: click.Parameter, incomplete
     help="Run under this tool of compute-sanitizer, which is slow; its errors are CRASHes.",
 )
 @from_option
-@run_options
+@options(*RUN, *JUDGE)
 def check(
     implementations: tuple[str, ...],
     operation: str | None,
     *,
     gating: bool,
     rules: Path | None,
-    **options: Any,  # noqa: ANN401  click's options
+    **given: Any,  # noqa: ANN401  click's options
 ) -> int:
     """Check implementations against the laws.
 
@@ -144,31 +164,32 @@ def check(
     if rules is not None:
         message = "--rules goes with --gating"
         raise click.UsageError(message)
-    _refuse_resume(options)
+    _refuse_resume(given)
     from .check.checking import Request, examine
 
-    return examine(Request(implementations, operation=operation, **options, command=_command()))
+    return examine(Request(implementations, operation=operation, **given, command=_command()))
 
 
 @cli.command(
     "bump",
     cls=SectionedCommand,
-    sections={"Releases": BUMP_SECTION, **RUN_SECTIONS},
+    sections=SECTIONS,
     short_help="Compare two releases of a package and answer whether to bump.",
 )
 @click.argument("baseline", metavar="BASELINE", required=False)
 @click.argument("candidate", metavar="CANDIDATE", required=False)
-@pin_options
-@bump_options
 @from_option
-@run_options
+@options(*HIDDEN_SIDES, *COMPARE, *RUN)
 def bump_command(
     baseline: str | None,
     candidate: str | None,
     *,
+    baseline_named: str | None,
+    candidate_named: str | None,
     baseline_from: Path | None,
     candidate_from: Path | None,
-    **options: Any,  # noqa: ANN401  click's options
+    ray: str | None,
+    **given: Any,  # noqa: ANN401  click's options
 ) -> int:
     """Compare two releases of FlashInfer, or of --package, and answer whether to bump, by chip.
 
@@ -177,69 +198,76 @@ def bump_command(
     bump, 1 not to, or not before conditions are met.
     """
     refuse_shared_files()
-    if baseline_from and candidate is None:
+    positional = baseline_named is None and candidate_named is None
+    if not positional:
+        baseline, candidate = baseline_named, candidate_named
+    elif baseline_from and candidate is None:
         baseline, candidate = None, baseline
-    return _bump(baseline, candidate, baseline_from, candidate_from, options)
+    if baseline_from or candidate_from:
+        from .releases.requirement_pins import side
 
+        distribution = PACKAGES[given["package"]].distribution
+        baseline = side("baseline", baseline, baseline_from, distribution)
+        candidate = side("candidate", candidate, candidate_from, distribution)
+        if baseline_from and candidate_from and baseline == candidate:
+            click.echo(f"Both files pin {baseline}: there is nothing to compare.")
+            return CONFORMING
+    if baseline is None or candidate is None:
+        absent = "baseline" if baseline is None else "candidate"
+        message = f"the {absent} is missing: a comparison has two releases"
+        raise click.UsageError(message)
+    if not given["outputs"].paths:  # else a report says so too, once there is torch to write it
+        refuse_empty({"baseline": baseline, "candidate": candidate}, positional=positional)
+    if given["units"] and given["compiled"] is None:
+        message = "--unit goes with --compile"
+        raise click.UsageError(message)
+    from .bump.command import Request, bump
 
-bump_command.params = [each for each in bump_command.params if each.name not in NOT_OF_BUMP]
-_FLAGS_OF_CHECK = {each.opts[0] for each in check.params}
-OF_BUMP = {each.name for each in bump_command.params if each.opts[0] not in _FLAGS_OF_CHECK}
-"""Names of the parameters that only a comparison has."""
+    request = Request(baseline, candidate, _command(), **given, positional=positional)
+    if ray is None:
+        return bump(request)
+    from .bump.cluster import bump_on
+
+    return bump_on(ray, request)
 
 
 @cli.command(
     cls=SectionedCommand,
-    sections=RUN_SECTIONS,
+    sections=SECTIONS,
     short_help="Check every implementation that this machine can run.",
 )
 @click.option(
     "--gating", is_flag=True, help="Then test the support rules too, as `check --gating` does."
 )
-@side_options
-@pin_options
-@bump_options
 @from_option
-@run_options
+@options(*RUN, *JUDGE)
 def gate(
     *,
     gating: bool,
-    baseline: str | None,
-    candidate: str | None,
-    baseline_from: Path | None,
-    candidate_from: Path | None,
-    **options: Any,  # noqa: ANN401  click's options
+    **given: Any,  # noqa: ANN401  click's options
 ) -> int:
     """Check every registered implementation that this machine can run.
 
     To compare two FlashInfer releases, use `bump`.
     """
     refuse_shared_files()
-    if any(each is not None for each in (baseline, candidate, baseline_from, candidate_from)):
-        alias = "`gate --baseline A --candidate B` is an alias: the command is `bump A B`"
-        tell(f"kernelproof: {alias}", err=True)
-        return _bump(baseline, candidate, baseline_from, candidate_from, options)
     from .check.checking import Request, examine
     from .check.listing import usable_here
 
-    _refuse(OF_BUMP, "is an option of `kernelproof bump`")
-    _refuse_resume(options)
-    if gating:
-        _refuse(("distrust",), "does not go with --gating: the support table has no second process")
-        _refuse(("ray",), "does not go with --gating: the support table is tried on one machine")
-    options = {name: value for name, value in options.items() if name not in OF_BUMP}
-    names, broken = usable_here(options["device"])
-    request = Request(names, gate=True, broken=broken, **options, command=_command())
+    _refuse_resume(given)
+    if gating and given["distrust"]:
+        message = "--distrust does not go with --gating: the support table has no second process"
+        raise click.UsageError(message)
+    if gating and given["ray"] is not None:
+        message = "--ray does not go with --gating: the support table is tried on one machine"
+        raise click.UsageError(message)
+    names, broken = usable_here(given["device"])
+    request = Request(names, gate=True, broken=broken, **given, command=_command())
     if not gating:
         return examine(request)
     from .check.gate import gate_both
 
     return gate_both(request, _gating_request(names, only=()))
-
-
-for _each in gate.params:  # the alias takes them, its help does not show them
-    if isinstance(_each, click.Option):
-        _each.hidden = _each.name in OF_BUMP
 
 
 @cli.command(short_help="Judge one stored case again.")
@@ -264,7 +292,7 @@ for _each in gate.params:  # the alias takes them, its help does not show them
     metavar="VERSION|WHEEL|FOLDER|PYTHON",
     help="Release, or environment, to judge it with.",
 )
-@PACKAGE_OPTION
+@PACKAGE
 @click.option(
     "--save",
     type=click.Path(file_okay=False, path_type=Path),
@@ -284,11 +312,11 @@ for _each in gate.params:  # the alias takes them, its help does not show them
 )
 @DISTRUST
 @from_option
-def replay(**options: Any) -> int:  # noqa: ANN401  click's options
+def replay(**given: Any) -> int:  # noqa: ANN401  click's options
     """Judge one case again: exit 1 if it still fails, 0 if it passes."""
     from .check.replaying import Request, replay_case
 
-    return replay_case(Request(**options))
+    return replay_case(Request(**given))
 
 
 @cli.command("new", short_help="Write an adapter for your kernel, and a test.")
@@ -345,7 +373,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     _say_it_in_any_encoding()
     # Hypothesis keeps what it learns of the source in the current folder otherwise.
-    os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(CASES.parent / "hypothesis"))
+    os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(FOLDER.parent / "hypothesis"))
     try:
         words = sys.argv[1:] if arguments is None else list(arguments)
         code = cli.main(words, prog_name="kernelproof", standalone_mode=False, obj=words)
@@ -416,58 +444,10 @@ def _gating_request(
     )
 
 
-def _bump(
-    baseline: str | None,
-    candidate: str | None,
-    baseline_from: Path | None,
-    candidate_from: Path | None,
-    options: dict[str, Any],
-) -> int:
-    """Compare two releases, each named or pinned by a file."""
-    if baseline_from or candidate_from:
-        from .releases.requirement_pins import side
-
-        distribution = PACKAGES[options["package"]].distribution
-        baseline = side("baseline", baseline, baseline_from, distribution)
-        candidate = side("candidate", candidate, candidate_from, distribution)
-        if baseline_from and candidate_from and baseline == candidate:
-            click.echo(f"Both files pin {baseline}: there is nothing to compare.")
-            return CONFORMING
-    if baseline is None or candidate is None:
-        absent = "baseline" if baseline is None else "candidate"
-        message = f"the {absent} is missing: a comparison has two releases"
+def _refuse_resume(given: Mapping[str, Any]) -> None:
+    if given["resume"] and given["ray"] is None:
+        message = "--resume goes with --ray: a run on one machine keeps no journal"
         raise click.UsageError(message)
-    positional = click.get_current_context().command is bump_command
-    if not options["outputs"].paths:  # else a report says so too, once there is torch to write it
-        refuse_empty({"baseline": baseline, "candidate": candidate}, positional=positional)
-    _refuse(NOT_OF_BUMP, "does not go with a comparison of releases")
-    if options["compiled"] is None:
-        _refuse(("units",), "goes with --compile")
-    from .bump.command import Request, bump
-
-    kept = {name: value for name, value in options.items() if name not in NOT_OF_BUMP}
-    address = kept.pop("ray")
-    request = Request(baseline, candidate, _command(), **kept, positional=positional)
-    if address is None:
-        return bump(request)
-    from .bump.cluster import bump_on
-
-    return bump_on(address, request)
-
-
-def _refuse_resume(options: Mapping[str, Any]) -> None:
-    if options["ray"] is None:
-        _refuse(("resume",), "goes with --ray: a run on one machine keeps no journal")
-
-
-def _refuse(names: Collection[str | None], why: str) -> None:
-    """Refuse options that were given and mean nothing here."""
-    context = click.get_current_context()
-    for parameter in context.command.params:
-        given = context.get_parameter_source(parameter.name or "")
-        if given is ParameterSource.COMMANDLINE and parameter.name in names:
-            message = f"{parameter.opts[0]} {why}"
-            raise click.UsageError(message)
 
 
 def _command() -> str:

@@ -33,6 +33,7 @@ from ..console.evidence_file import as_evidence
 from ..console.outputs import Outputs
 from ..console.selection import check_implementations, check_laws, corpus_of, only_of
 from ..console.terminal import console
+from ..options import refuse_empty
 from ..releases.packages import (
     BEHAVIOUR,
     COMPILED,
@@ -55,8 +56,7 @@ from .behaviour.steps import (
     read_declarations,
     read_uses,
 )
-from .behaviour.watching import progress
-from .options import refuse_empty
+from .behaviour.watching import Progress, progress
 from .report.contents import refused, to_json, with_actions
 from .report.display import print_report
 from .report.junit import to_junit

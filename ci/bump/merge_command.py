@@ -8,24 +8,13 @@ from pathlib import Path
 import click
 
 from ..console.errors import UsageRefusedError
-from ..console.outputs import Outputs, output_option, refuse_shared_files
-from .options import USES_OPTION
+from ..console.outputs import Outputs, refuse_shared_files
+from ..options import HTML, JSON, JUNIT, MARKDOWN, POLICY, USES, VERBOSE, options
 
 
 @click.command("merge", short_help="Join the reports of several runners of `bump`.")
 @click.argument("reports", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--policy", type=click.Path(path_type=Path), help="Instead of the first report's.")
-@USES_OPTION
-@output_option("--json", "Write the joined report to this file.")
-@output_option("--junit", "Write JUnit XML to this file.")
-@output_option("--markdown", "Write a comment's Markdown.")
-@output_option("--html", "Write a page to this file.")
-@click.option(
-    "-v",
-    "--verbose",
-    is_flag=True,
-    help="Print each finding in full, and why something was not tested.",
-)
+@options(POLICY, USES, JSON, JUNIT, MARKDOWN, HTML, VERBOSE)
 def merge(
     reports: tuple[Path, ...],
     policy: Path | None,
@@ -37,7 +26,8 @@ def merge(
     """Join the reports of several runners, one for each chip, into one matrix and verdict.
 
     REPORTS are files that `kernelproof bump A B --json` wrote, all of the same two releases.
-    One report alone will do: with --uses it is read against an engine's source.
+    One report alone will do: with --uses it is read against an engine's source. Without --policy,
+    that of the first report decides.
     """
     refuse_shared_files()
     from .command import tell

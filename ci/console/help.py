@@ -10,7 +10,7 @@ import click
 Sections = Mapping[str, Sequence[str]]
 """Flags, or names of commands, by the heading under which help shows them."""
 Record = tuple[str, str]
-REFUSED_LATER = ("baseline", "candidate")
+REFUSED_LATER = ("baseline", "candidate", "baseline_named", "candidate_named")
 """Parameters whose empty value a comparison refuses itself: its reports say so too."""
 
 

@@ -10,18 +10,15 @@ import click
 from ...fixtures.suggestions import did_you_mean
 from ...properties.space.profiles import PROFILES
 from ..console.errors import CONFORMING, INTERRUPTED, NONCONFORMING, UsageRefusedError
-from ..console.outputs import Outputs, output_option
+from ..console.outputs import Outputs
+from ..options import JOBS, JSON
 
 
 @click.command("score")
 @click.option("--profile", type=click.Choice(["quick", "gate"]), default="gate", show_default=True)
-@click.option(
-    "--jobs",
-    type=click.IntRange(min=1),
-    help="Worker processes at a time; one a core by default.",
-)
+@JOBS
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@output_option("--json", "Write the results to this file.")
+@JSON
 @click.option(
     "--bug",
     "--only",
