@@ -1,9 +1,9 @@
-"""The results of a run as JUnit XML: one test case for each implementation and law."""
+"""Results as JUnit XML; those of a run have a test case for each implementation and law."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from xml.etree import ElementTree as ET
 
 from ...impl.gpu.interpreted import CAVEATS, NOTE
@@ -23,24 +23,58 @@ ILLEGAL = re.compile(r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010f
 
 def to_junit(summary: Summary) -> str:
     """Return a JUnit document with a suite for each implementation, those with findings first."""
-    root = ET.Element("testsuites", name="kernelproof", time=f"{summary.report.seconds:.3f}")
+    suites = []
     if summary.failure or summary.report.lost or not summary.report.implementations:
-        suite = ET.SubElement(root, "testsuite", name="kernelproof")
-        case = ET.SubElement(suite, "testcase", classname="kernelproof", name="run", time="0")
-        _result(case, "error", summary.sentence, summary.failure or summary.report.lost)
-        _count(suite)
+        suites.append(suite("kernelproof"))
+        why = summary.failure or summary.report.lost
+        result(case(suites[-1], "run", 0.0), "error", summary.sentence, why)
     if summary.lost:
-        suite = ET.SubElement(root, "testsuite", name="claims")
+        suites.append(suite("claims"))
         for told in lost_lines(summary.lost):
-            case = ET.SubElement(suite, "testcase", classname="claims", name=legal(told), time="0")
-            _result(case, "failure", told)
-        _count(suite)
-    for report in in_order(summary.report.implementations):
-        root.append(_suite(report, summary))
-    for name in ("tests", "failures", "errors", "skipped"):
-        root.set(name, str(sum(int(suite.get(name, "0")) for suite in root)))
+            result(case(suites[-1], told, 0.0), "failure", told)
+    suites += [_suite(each, summary) for each in in_order(summary.report.implementations)]
+    return document("kernelproof", suites, time=f"{summary.report.seconds:.3f}")
+
+
+def document(name: str, suites: Sequence[ET.Element], **attributes: str) -> str:
+    """Return a JUnit document of these suites, with the counts of their results."""
+    root = ET.Element("testsuites", {"name": name, **attributes})
+    root.extend(suites)
+    for each in suites:
+        cases = each.findall("testcase")
+        each.set("tests", str(len(cases)))
+        for counted, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+            each.set(counted, str(sum(one.find(tag) is not None for one in cases)))
+    for counted in ("tests", "failures", "errors", "skipped"):
+        root.set(counted, str(sum(int(each.get(counted, "0")) for each in suites)))
     ET.indent(root)
     return f'<?xml version="1.0" encoding="utf-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
+
+
+def suite(name: str, **attributes: str) -> ET.Element:
+    """Return a suite without cases."""
+    return ET.Element("testsuite", {"name": legal(name), **attributes})
+
+
+def case(suite: ET.Element, name: str, seconds: float | None = None) -> ET.Element:
+    """Add a case to a suite, and return it: one without a result has passed."""
+    made = ET.SubElement(suite, "testcase", classname=suite.get("name", ""), name=legal(name))
+    if seconds is not None:
+        made.set("time", f"{seconds:.3f}")
+    return made
+
+
+def result(case: ET.Element, tag: str, message: str, text: str = "", kind: str = "") -> None:
+    """Give a case a failure, an error, or the reason why it was skipped."""
+    element = ET.SubElement(case, tag, message=legal(" ".join(message.split())))
+    if kind:
+        element.set("type", legal(kind))
+    element.text = legal(text)
+
+
+def printed(case: ET.Element, text: str) -> None:
+    """Give a case what it printed."""
+    ET.SubElement(case, "system-out").text = legal(text)
 
 
 def legal(text: str) -> str:
@@ -49,14 +83,9 @@ def legal(text: str) -> str:
 
 
 def _suite(report: ImplementationReport, summary: Summary) -> ET.Element:
-    suite = ET.Element(
-        "testsuite",
-        name=legal(report.name),
-        time=f"{seconds(report):.3f}",
-        timestamp=summary.date,
-    )
+    made = suite(report.name, time=f"{seconds(report):.3f}", timestamp=summary.date)
     _properties(
-        suite,
+        made,
         operation=report.operation,
         reference=report.reference,
         profile=summary.report.profile,
@@ -72,36 +101,32 @@ def _suite(report: ImplementationReport, summary: Summary) -> ET.Element:
     )
     causes = causes_of(report)
     for law in report.laws:
-        suite.append(_law(report, law, summary, causes))
+        _law(case(made, law.law, law.seconds), report, law, summary, causes)
     for finding in report.replayed:
         whose = "ledger" if finding.contradicts else "corpus"
-        case = _case(report, f"{finding.law} ({whose} case {finding.problem.id})", 0.0)
-        _failure(case, finding, cause_of(causes, finding))
-        suite.append(case)
+        name = f"{finding.law} ({whose} case {finding.problem.id})"
+        _failure(case(made, name, 0.0), finding, cause_of(causes, finding))
     for finding in report.separation.further:
         if not finding.entry:
-            case = _case(report, f"{finding.law} ({finding.problem.id})", 0.0)
-            _failure(case, finding, cause_of(causes, finding))
-            suite.append(case)
+            name = f"{finding.law} ({finding.problem.id})"
+            _failure(case(made, name, 0.0), finding, cause_of(causes, finding))
     idle = reason_idle(report, summary)
     if report.error:
-        case = _case(report, "run", 0.0)
-        _result(case, "error", report.error.splitlines()[0], report.error)
-        suite.append(case)
+        result(case(made, "run", 0.0), "error", report.error.splitlines()[0], report.error)
     elif idle and not report.laws:
         names = [law.name for law in laws_of(report.operation)]
         for name in [name for name in names if not summary.laws or name in summary.laws] or ["run"]:
-            case = _case(report, name, 0.0)
-            _result(case, "skipped", idle)
-            suite.append(case)
-    _count(suite)
-    return suite
+            result(case(made, name, 0.0), "skipped", idle)
+    return made
 
 
 def _law(
-    report: ImplementationReport, law: LawReport, summary: Summary, causes: Sequence[Cause]
-) -> ET.Element:
-    case = _case(report, law.law, law.seconds)
+    case: ET.Element,
+    report: ImplementationReport,
+    law: LawReport,
+    summary: Summary,
+    causes: Sequence[Cause],
+) -> None:
     _properties(
         case,
         judged=law.judged,
@@ -122,21 +147,14 @@ def _law(
             for each in known_findings(report, summary.ledger)
             if law.known[each.entry]
         ]
-        _result(case, "skipped", "KNOWN " + "; ".join(told), kind="known")
+        result(case, "skipped", "KNOWN " + "; ".join(told), kind="known")
     elif law.incomplete:
         counts = f"{law.judged} of {law.floor} problems in {law.seconds:.0f} s"
-        _result(case, "skipped", f"INCOMPLETE: judged {counts}", kind="incomplete")
+        result(case, "skipped", f"INCOMPLETE: judged {counts}", kind="incomplete")
     elif not law.judged:
         reason = next(iter(report.refused.values()), "the law had nothing to judge")
         counts = f"{law.unsupported} unsupported, {law.vacuous} with nothing to judge"
-        _result(case, "skipped", f"no problem was judged ({counts}): {reason}")
-    return case
-
-
-def _case(report: ImplementationReport, name: str, seconds: float) -> ET.Element:
-    return ET.Element(
-        "testcase", classname=legal(report.name), name=legal(name), time=f"{seconds:.3f}"
-    )
+        result(case, "skipped", f"no problem was judged ({counts}): {reason}")
 
 
 def _failure(case: ET.Element, finding: Finding, cause: Cause | None) -> None:
@@ -146,7 +164,7 @@ def _failure(case: ET.Element, finding: Finding, cause: Cause | None) -> None:
     if cause is not None and finding is not cause.finding:
         told = f"{title}: the same cause as under {cause.finding.law}"
         lines = [compact(finding.problem), finding.replay]
-        _result(case, "failure", told, "\n".join(filter(None, lines)), kind=title)
+        result(case, "failure", told, "\n".join(filter(None, lines)), kind=title)
         return
     lines = [
         verdict.message,
@@ -157,31 +175,12 @@ def _failure(case: ET.Element, finding: Finding, cause: Cause | None) -> None:
         *(["", verdict.trace] if verdict.trace else []),
     ]
     first = (verdict.message.splitlines() or [""])[0]
-    _result(case, "failure", f"{title}: {first}", "\n".join(lines), kind=title)
+    result(case, "failure", f"{title}: {first}", "\n".join(lines), kind=title)
     if verdict.printed:
-        ET.SubElement(case, "system-out").text = legal(verdict.printed)
-
-
-def _result(case: ET.Element, tag: str, message: str, text: str = "", kind: str = "") -> None:
-    element = ET.SubElement(case, tag, message=legal(" ".join(message.split())))
-    if kind:
-        element.set("type", legal(kind))
-    if text:
-        element.text = legal(text)
+        printed(case, verdict.printed)
 
 
 def _properties(parent: ET.Element, **values: object) -> None:
     properties = ET.SubElement(parent, "properties")
     for name, value in values.items():
         ET.SubElement(properties, "property", name=legal(name), value=legal(str(value)))
-
-
-def _count(suite: ET.Element) -> None:
-    cases = list(_cases(suite))
-    suite.set("tests", str(len(cases)))
-    for name, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
-        suite.set(name, str(sum(case.find(tag) is not None for case in cases)))
-
-
-def _cases(suite: ET.Element) -> Iterator[ET.Element]:
-    return suite.iter("testcase")
