@@ -9,7 +9,7 @@ import click
 from sphinx.application import Sphinx
 
 from kernelproof.ci.bump.report.page import to_page
-from kernelproof.ci.bump.report.reading import read_report
+from kernelproof.ci.bump.report.shape import read_report
 from kernelproof.ci.check.pages import PAGES
 from kernelproof.ci.cli import cli
 

@@ -23,21 +23,19 @@ from ...properties.findings.text_format import (
 from ...properties.verdicts.memory_need import LIMIT_VARIABLE
 from ...properties.verdicts.text import compact, count_of, one_line, printable
 from .claims import claims_count, claims_text, lost_lines
-from .outline import (
-    in_order,
-    interpreted_text,
-    known_causes,
-    laws_not_run,
-    not_run,
-    not_run_text,
-    passed_text,
-)
 from .summary import (
     Known,
     Summary,
+    in_order,
+    interpreted_text,
+    known_causes,
     known_entries,
+    laws_not_run,
     missing_of,
     new_findings,
+    not_run,
+    not_run_text,
+    passed_text,
     reason_idle,
     rejected,
     replayed,

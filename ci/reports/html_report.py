@@ -15,14 +15,17 @@ from ...properties.verdicts.text import compact, defaults, printable
 from ..console.rendering import render
 from .claims import claims_rows, lost_lines
 from .figures import error_maps, heat, spreads
-from .outline import in_order, known_causes, not_run, not_run_text
 from .pictures import LEVEL_WORDS, meter
 from .summary import (
     WORDS,
     Summary,
+    in_order,
+    known_causes,
     known_entries,
     missing_of,
     new_findings,
+    not_run,
+    not_run_text,
     reason_idle,
     rejected,
     replayed,

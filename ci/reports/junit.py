@@ -14,8 +14,7 @@ from ...properties.findings.text_format import element_lines
 from ...properties.laws import laws_of
 from ...properties.verdicts.text import compact, count_of
 from .claims import lost_lines
-from .outline import in_order
-from .summary import Summary, known_findings, missing_of, reason_idle, seconds
+from .summary import Summary, in_order, known_findings, missing_of, reason_idle, seconds
 
 ILLEGAL = re.compile(r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What the XML standard does not allow, or discourages: control characters, half surrogates."""

@@ -14,7 +14,7 @@ from ....impl.gpu.interpreted import CLAIM, NOTE
 from ....impl.targets.backends import FLASHINFER
 from ....properties.verdicts.text import count_of, one_line
 from ...reports.display import command, line, style_of
-from ...reports.outline import short_issue, shortened
+from ...reports.summary import short_issue, shortened
 from ..behaviour.speed import memory_sentences
 from ..verdicts.findings import ACTIONS, engines_in_words, spared, uses_in_words
 
@@ -172,7 +172,7 @@ def _said_of(chips: ChipsAlike) -> str:
 def _finding(out: Console, each: Mapping[str, Any], *, verbose: bool) -> None:
     label = "accepted" if each["accepted"] else each["action"]
     message = " ".join(each["message"].split())
-    unnamed = [name for name in map(_chip, each["chips"]) if name not in message]
+    unnamed = [name for name in map(chip_label, each["chips"]) if name not in message]
     where = f"{', '.join(unnamed)}: " if unnamed else ""
     heading = f"{label}  {each['change']}  {where}"
     room = ROWS * out.width - len(heading)
@@ -244,7 +244,7 @@ def _machine(out: Console, machine: Mapping[str, Any], *, verbose: bool) -> None
     ran = len(machine["implementations"])
     _line(
         out,
-        f"ran on {_chip(machine['chip'])}",
+        f"ran on {chip_label(machine['chip'])}",
         f"{problems_in_words(machine)} of {count_of(ran, 'implementation')}, profile "
         f"{machine['profile']}{stored_first(machine)}; soaked {len(soak['soaked'])} with "
         f"{soak['launches']} launches a problem: {count_of(len(soak['hangs']), 'hang')}",
@@ -291,5 +291,6 @@ def _line(out: Console, label: str, text: str) -> None:
     out.print(Text.assemble((f"{label}: ", "dim"), one_line(text)), soft_wrap=True)
 
 
-def _chip(chip: object) -> str:
+def chip_label(chip: object) -> str:
+    """Return the name of a chip, as every form of a report has it."""
     return f"SM{chip}" if isinstance(chip, int) else str(chip).upper()

@@ -11,6 +11,7 @@ from ..verdicts.findings import engines_in_words, spared, uses_in_words
 from .display import (
     NEW,
     REPORTED_IN_FULL,
+    chip_label,
     claims_of,
     is_known,
     known_lines,
@@ -123,7 +124,7 @@ def _folded(heading: str, findings: Sequence[Mapping[str, Any]]) -> Iterator[str
 
 
 def _finding(each: Mapping[str, Any]) -> Iterator[str]:
-    where = ", ".join(f"SM{chip}" if isinstance(chip, int) else "CPU" for chip in each["chips"])
+    where = ", ".join(map(chip_label, each["chips"]))
     yield f"- **{escaped(each['change'])}** {escaped(each['message'])}" + (
         f" ({where})" if where else ""
     )
@@ -142,9 +143,8 @@ def _finding(each: Mapping[str, Any]) -> Iterator[str]:
 def _machines(report: Mapping[str, Any]) -> Iterator[str]:
     yield from _details("What ran, and what did not")
     for machine in report["machines"]:
-        name = f"SM{machine['chip']}" if isinstance(machine["chip"], int) else "CPU"
         yield (
-            f"- {name} ({escaped(machine['device_name'])}): "
+            f"- {chip_label(machine['chip'])} ({escaped(machine['device_name'])}): "
             f"{problems_in_words(machine)} of "
             f"{count_of(len(machine['implementations']), 'implementation')}, profile "
             f"{machine['profile']}{stored_first(machine)}"

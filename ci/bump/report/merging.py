@@ -17,8 +17,8 @@ from ..verdicts.findings import MAYBE_USED, USES, Chip, Finding, chip_order
 from ..verdicts.policy import Accepted, Policy
 from ..verdicts.verdict import DECLARED, EVIDENCE, chip_name, decide
 from .contents import assemble, with_actions
-from .display import package_of, version_of
-from .reading import read_report
+from .display import chip_label, package_of, version_of
+from .shape import read_report
 
 Report = Mapping[str, Any]
 NOT_ASKED = "not read by the machine that has this finding"
@@ -302,9 +302,7 @@ def _not_tested(reports: Sequence[Report], evidence: Mapping[Chip, str]) -> list
             if "chips" not in each:
                 told = dict(each)
             elif absent:
-                names = ", ".join(
-                    f"SM{chip}" if isinstance(chip, int) else str(chip).upper() for chip in absent
-                )
+                names = ", ".join(map(chip_label, absent))
                 told = {**each, "what": f"calls on {names}", "chips": absent}
             else:
                 continue

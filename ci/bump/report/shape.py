@@ -1,19 +1,23 @@
-"""The shape of a comparison's report, as far as other commands read it (docs/bump.md).
+"""Reading a comparison's report back: its shape as far as other commands read it (docs/bump.md).
 
 Fields that are not named here are let through, except in a finding.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from ....impl.targets.backends import FLASHINFER
-from ....impl.targets.schemas import Table, one_of
+from ....impl.targets.data_files import read_json
+from ....impl.targets.schemas import Table, converted, one_of
+from ...console.errors import UsageRefusedError
 from ...releases.packages import PACKAGES
 from ..verdicts.findings import ACTIONS, AREAS, CHANGES, USES, Chip
 from ..verdicts.verdict import EVIDENCE
+from .contents import SCHEMA
 
 Number = float | Literal["inf", "-inf", "nan"]
 """Number of a report, in which infinities and NaN are text."""
@@ -333,3 +337,23 @@ class Report(msgspec.Struct):
     command: str
     engines: list[EngineSource] = []
     package: Annotated[str, one_of(DISTRIBUTIONS)] = FLASHINFER
+
+
+class ReportError(UsageRefusedError):
+    """A report that cannot be read; the message names the file and the field."""
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """Read a report.
+
+    Raises:
+        ReportError: the file cannot be read, or is something else.
+    """
+    data = read_json(path, ReportError)
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if schema != SCHEMA:
+        message = f"{path}: its schema is {schema!r}; this Kernelproof reads {SCHEMA!r}"
+        raise ReportError(message)
+    converted(data, Report, path, ReportError)
+    report: dict[str, Any] = data
+    return report

@@ -17,11 +17,8 @@ from rich.console import Console
 
 from kernelproof.ci.bump.report.display import alike, print_report
 from kernelproof.ci.bump.report.markdown import to_markdown
-from kernelproof.ci.bump.report.page import to_page
-from kernelproof.ci.bump.report.page_findings import anchors, groups, link
-from kernelproof.ci.bump.report.page_matrix import backends
-from kernelproof.ci.bump.report.page_numbers import EDGES, speeds, spreads
-from kernelproof.ci.bump.report.page_sides import differing, parameters
+from kernelproof.ci.bump.report.page import EDGES, backends, speeds, spreads, to_page
+from kernelproof.ci.bump.report.page_findings import anchors, differing, groups, link, parameters
 from kernelproof.ci.bump.verdicts.findings import finding
 from kernelproof.ci.cli import main
 from kernelproof.ci.console.rendering import cut, number, seconds
@@ -33,8 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from kernelproof.ci.bump.report.page_findings import Card
-    from kernelproof.ci.bump.report.page_sides import Row
+    from kernelproof.ci.bump.report.page_findings import Card, Row
 
 NASTY = (
     "</script></style><img src=//x onerror=hit=1>\"' onclick=hit=1 {{ 7 * 7 }} \x00\x1b \u202e &lt;"

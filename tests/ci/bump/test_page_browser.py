@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from kernelproof.ci.bump.report.page import to_page
-from kernelproof.ci.bump.report.reading import read_report
+from kernelproof.ci.bump.report.shape import read_report
 from kernelproof.ci.reports.html_report import to_html
 from kernelproof.ci.reports.summary import summarise
 from kernelproof.properties.findings.coverage import Coverage

@@ -17,7 +17,7 @@ from kernelproof.ci.bump.command import RENDER
 from kernelproof.ci.bump.report.display import print_report
 from kernelproof.ci.bump.report.markdown import escaped, to_markdown
 from kernelproof.ci.bump.report.merging import merge
-from kernelproof.ci.bump.report.reading import ReportError, read_report
+from kernelproof.ci.bump.report.shape import ReportError, read_report
 from kernelproof.ci.cli import main
 
 KEPT = Path(__file__).with_name("report.json")

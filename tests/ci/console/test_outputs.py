@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kernelproof.ci.bump.command import tell
-from kernelproof.ci.bump.report.reading import read_report
+from kernelproof.ci.bump.report.shape import read_report
 from kernelproof.ci.cli import main
 from kernelproof.ci.console.errors import MachineError, UsageRefusedError
 from kernelproof.ci.console.outputs import Outputs

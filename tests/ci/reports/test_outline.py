@@ -8,7 +8,8 @@ from pathlib import Path
 
 from kernelproof.ci.console.terminal import console
 from kernelproof.ci.reports.display import print_summary
-from kernelproof.ci.reports.outline import (
+from kernelproof.ci.reports.summary import (
+    Summary,
     in_order,
     known_causes,
     laws_not_run,
@@ -16,8 +17,9 @@ from kernelproof.ci.reports.outline import (
     not_run_text,
     passed_text,
     refused,
+    state,
+    summarise,
 )
-from kernelproof.ci.reports.summary import Summary, state, summarise
 from kernelproof.impl.targets.refusal import Refusal
 from kernelproof.properties.findings.coverage import Coverage, Gap
 from kernelproof.properties.findings.ledger import Entry, Ledger

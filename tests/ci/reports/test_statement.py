@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from kernelproof.ci.reports.statement import opening, statement
+from kernelproof.ci.reports.progress import opening, statement
 from kernelproof.impl.targets.refusal import Refusal
 from kernelproof.properties.findings.report import ImplementationReport
 from kernelproof.properties.search.module_plan import Chosen

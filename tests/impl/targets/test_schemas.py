@@ -106,7 +106,7 @@ def test_every_shape_is_read_inside_of_its_memory(tmp_path: Path) -> None:
     )
     run(
         "from pathlib import Path\n"
-        "from kernelproof.ci.bump.report.reading import read_report\n"
+        "from kernelproof.ci.bump.report.shape import read_report\n"
         "from kernelproof.ci.bump.verdicts.policy import load_policy\n"
         "from kernelproof.impl.gating import load_rules\n"
         "from kernelproof.properties.findings.ledger import load_ledger\n"
