@@ -56,11 +56,10 @@ from .behaviour.steps import (
     read_declarations,
     read_uses,
 )
-from .behaviour.watching import Progress, progress
+from .behaviour.watching import progress
 from .report.contents import refused, to_json, with_actions
-from .report.display import print_report
+from .report.display import print_report, to_markdown
 from .report.junit import to_junit
-from .report.markdown import to_markdown
 from .report.page import to_page
 from .sides.ending import EndedError, Ending
 from .sides.journal import Journal, JournalError

@@ -39,11 +39,11 @@ from ..console.signals import ended_by_signals
 from ..console.terminal import console
 from ..fleet.command import fleet_at, fleet_to_json, print_chips
 from ..fleet.fleet import Fleet
-from ..reports.display import print_summary
 from ..reports.html_report import to_html
 from ..reports.json_report import to_json
 from ..reports.junit import to_junit
 from ..reports.progress import watch
+from ..reports.run_outline import print_summary
 from ..reports.summary import Summary, summarise
 from .required_claims import FLAG, RequiredClaims, read_claims
 

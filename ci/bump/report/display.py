@@ -1,28 +1,39 @@
-"""A comparison's report on a terminal."""
+"""The outline of a comparison: the verdict, what stands against it, what is known, what ran."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.text import Text
 
 from ....impl.gpu.interpreted import CLAIM, NOTE
 from ....impl.targets.backends import FLASHINFER
-from ....properties.verdicts.text import count_of, one_line
-from ...reports.display import command, line, style_of
+from ....properties.verdicts.text import count_of
+from ...reports.display import print_outline
+from ...reports.markdown import code, escaped
+from ...reports.markdown import to_markdown as written
+from ...reports.outline import Block, Line, Part
 from ...reports.summary import short_issue, shortened
 from ..behaviour.speed import memory_sentences
 from ..verdicts.findings import ACTIONS, engines_in_words, spared, uses_in_words
 
-STYLES = {
-    "bump": "bold green",
-    "bump with conditions": "bold yellow",
-    "do not bump": "bold red",
-    "undecided": "bold yellow",
+
+class Look(NamedTuple):
+    """How a verdict looks: class and mark on a page, mark in a comment, style on a screen."""
+
+    tone: str
+    mark: str
+    emoji: str
+    style: str
+
+
+LOOKS = {
+    "bump": Look("good", "✓", "✅", "bold green"),
+    "bump with conditions": Look("warn", "!", "⚠️", "bold yellow"),
+    "do not bump": Look("bad", "✗", "❌", "bold red"),
+    "undecided": Look("warn", "?", "❔", "bold yellow"),
 }
 ACTION_STYLES = {"block": "FAIL", "condition": "FLAKY", "report": "KNOWN"}
 REPORTED_IN_FULL = (
@@ -55,14 +66,8 @@ ROWS = 2
 for."""
 
 
-@dataclass(frozen=True)
-class ChipsAlike:
-    """Chips of which the report says the same.
-
-    Attributes:
-        names: of the chips.
-        row: the first one's part of the report.
-    """
+class ChipsAlike(NamedTuple):
+    """Names of chips of which the report says the same, and the first one's part of it."""
 
     names: tuple[str, ...]
     row: Mapping[str, Any]
@@ -77,42 +82,169 @@ def print_report(out: Console, report: Mapping[str, Any], *, verbose: bool = Fal
         verbose: print each finding in full, what calls take and need, and why something did not
             run; else what is known, or only reported, is counted.
     """
-    line(out, "", report["message"], STYLES.get(report["verdict"], ""))
-    line(out, "", title(report), "bold")
-    for chips in alike(report["chips"]):
-        line(out, "", f"  {_said_of(chips)}", STYLES.get(chips.row["verdict"], ""))
+    print_outline(out, outline_of(report, whole=verbose))
+
+
+def to_markdown(report: Mapping[str, Any]) -> str:
+    """Return the report for a comment on a pull request; known findings are counted."""
+    heading = f"{LOOKS[report['verdict']].emoji} {escaped(title(report))}: {report['verdict']}"
+    made = f"{code(report['command'])}, Kernelproof {report['kernelproof']}, {report['date']}"
+    return written(heading, outline_of(report, whole=True, comment=True), made)
+
+
+def outline_of(report: Mapping[str, Any], *, whole: bool, comment: bool = False) -> Iterator[Part]:
+    """Yield the parts of a comparison's report.
+
+    Args:
+        report: of a comparison.
+        whole: have each finding in full, what calls take and need, and why something did not run.
+        comment: for a comment, in which known findings are counted and conditions stand together;
+            elsewhere a condition stands with its finding.
+    """
     findings = sorted(report["findings"], key=lambda each: ACTIONS.index(each["action"]))
-    asked_for = {each["rule"] or each["message"] for each in findings}
-    for each in report["conditions"]:
-        if each["rule"] not in asked_for:  # the others stand with their findings
-            line(out, "condition", each["rule"], "yellow")
-    for each in findings:
-        if _in_full(each, verbose=verbose):
-            _finding(out, each, verbose=verbose)
-    rest = [each for each in findings if not _in_full(each, verbose=verbose)]
-    for known in known_lines([each for each in rest if is_known(each)]):
-        line(out, "", f"KNOWN {known}", "yellow")
-    for failure in report["failures"]:
-        line(out, "INCOMPLETE", failure, "yellow")
-    for machine in report["machines"]:
-        _machine(out, machine, verbose=verbose)
-    unused = _engines(out, report)
-    others = [each for each in rest if not is_known(each) and each not in unused]
-    _counted(out, others, verbose=verbose)
-    for name in report["policy"]["unused"]:
-        _line(out, "policy", f"nothing was found that accept {name!r} is about")
-    _not_tested(out, report, verbose=verbose)
-
-
-def _engines(out: Console, report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Print which sources were read, and return the findings that they spare."""
-    for told in engines_in_words(report):
-        _line(out, "engine", told)
     unused = spared(report)
-    if unused:
-        told = "; ".join(f"{each['change']} {each['subject']}" for each in unused)
-        _line(out, "not used by the engine", told)
-    return unused
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for each in findings:
+        groups.setdefault("unused" if each in unused else _group(each), []).append(each)
+
+    def blocks(group: str) -> list[Line | Block]:
+        return [_finding(each, whole=whole) for each in groups.get(group, ())]
+
+    verdict = Line("", report["message"], LOOKS[report["verdict"]].style)
+    what = [] if comment else [Line("", title(report), "bold")]  # whose heading says it
+    yield Part("Verdict", [verdict, *what, *_chips(report)], folded=False)
+    with_findings = () if comment else {each["rule"] or each["message"] for each in findings}
+    rules = (each["rule"] for each in report["conditions"])
+    alone = [Line("condition", rule, "yellow") for rule in rules if rule not in with_findings]
+    yield Part("Conditions", alone, folded=False)
+    yield Part("What blocks", blocks("block"))
+    yield Part("What sets conditions", blocks("condition"))
+    yield Part("Accepted by the policy", blocks("accepted"))
+    yield Part("New, and only reported", blocks("new"))
+    if whole and not comment:
+        yield Part("Known", blocks("known"))
+    else:
+        lines = known_lines(groups.get("known", ()))
+        yield Part("Known", [Line("", f"KNOWN {each}", "yellow") for each in lines])
+    failures = [Line("INCOMPLETE", each, "yellow") for each in report["failures"]]
+    yield Part("Incomplete", failures, folded=False)
+    spared_ones = blocks("unused") if whole else _unused(unused)
+    yield Part("Not used by the engine's source", spared_ones)
+    if whole:
+        yield Part("Other behaviour", blocks("behaviour"))
+        rest = groups.get("rest", [])
+        yield Part("Other changes", [Line(each["change"], each["message"]) for each in rest])
+    else:
+        others = [*groups.get("behaviour", ()), *groups.get("rest", ())]
+        yield Part("Other changes", _counted(sorted(others, key=findings.index)))
+    yield Part("What ran, and what did not", _ran(report, whole=whole))
+
+
+def _chips(report: Mapping[str, Any]) -> Iterator[Line]:
+    for chips in alike(report["chips"]):
+        yield Line("", f"  {_said_of(chips)}", LOOKS[chips.row["verdict"]].style)
+
+
+def _group(each: Mapping[str, Any]) -> str:
+    """Return the part of the outline that a finding belongs to."""
+    if each["accepted"]:
+        return "accepted"
+    if each["action"] != "report":
+        return str(each["action"])
+    if each["change"] in NEW:
+        return "known" if each["entry"] else "new"
+    return "behaviour" if each["change"] in REPORTED_IN_FULL else "rest"
+
+
+def _unused(findings: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
+    """Yield the findings that the source of the engine spares."""
+    if findings:
+        told = "; ".join(f"{each['change']} {each['subject']}" for each in findings)
+        yield Line("not used by the engine", told)
+
+
+def _finding(each: Mapping[str, Any], *, whole: bool) -> Block:
+    label = "accepted" if each["accepted"] else each["action"]
+    message = " ".join(each["message"].split())
+    unnamed = [name for name in map(chip_label, each["chips"]) if name not in message]
+    where = f"{', '.join(unnamed)}: " if unnamed else ""
+    heading = f"{label}  {each['change']}  {where}"
+    issue = f" ({short_issue(each['issue'])})" if each["issue"] else ""
+    problem = each["problem"]
+    notes = [
+        ("accepted", each["accepted"]),
+        ("known", f"{each['entry']}{issue}" if each["entry"] else ""),
+        ("engine", uses_in_words(each.get("uses"), None if whole else FEW_PLACES)),
+        ("problem", str(problem.get("told", problem)) if problem else ""),
+        *(("replay", text) for text in each["replay"].values()),
+        ("rule", each["rule"] if each["action"] != "report" else ""),
+    ]
+    return Block(
+        heading,
+        message
+        if whole or each["action"] == "block"
+        else lambda width: shortened(message, ROWS * width - len(heading)),
+        ACTION_STYLES[each["action"]],
+        [note for note in notes if note[1]],
+        inline=True,
+    )
+
+
+def _counted(findings: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
+    """Yield how many findings of each change only inform."""
+    counts = Counter(each["change"] for each in findings)
+    if counts:
+        told = ", ".join(f"{count:,} {change}" for change, count in counts.items())
+        yield Line("also changed", f"{told} (-v names them)")
+
+
+def _ran(report: Mapping[str, Any], *, whole: bool) -> Iterator[Line]:
+    """Yield what ran on each machine, which sources were read, and what was not tested."""
+    for machine in report["machines"]:
+        yield from _machine(machine, whole=whole)
+    yield from (Line("engine", told) for told in engines_in_words(report))
+    for name in report["policy"]["unused"]:
+        yield Line("policy", f"nothing was found that accept {name!r} is about")
+    left_out = [
+        *(each for machine in report["machines"] for each in machine["not_tested"]),
+        *report["not_tested"],
+    ]
+    if left_out and not whole:
+        # Behind a colon each is named.
+        parts = [
+            each["what"].partition(":")[0] for each in left_out if not each.get("implementations")
+        ]
+        unrun = {name for each in left_out for name in each.get("implementations", ())}
+        parts += [count_of(len(unrun), "implementation")] if unrun else []
+        yield Line("not tested", f"{'; '.join(parts)} (-v says why)")
+    for each in left_out if whole else ():
+        yield Line("not tested", f"{each['what']}: {each['why']}")
+
+
+def _machine(machine: Mapping[str, Any], *, whole: bool) -> Iterator[Line]:
+    soak = machine["liveness"]
+    ran = count_of(len(machine["implementations"]), "implementation")
+    device = f" ({machine['device_name']})" if whole and machine["device_name"] else ""
+    yield Line(
+        f"ran on {chip_label(machine['chip'])}{device}",
+        f"{problems_in_words(machine)} of {ran}, profile {machine['profile']}"
+        f"{stored_first(machine)}; soaked {len(soak['soaked'])} with "
+        f"{soak['launches']} launches a problem: {count_of(len(soak['hangs']), 'hang')}",
+    )
+    claims = claims_of(machine)
+    interpreted = [name for name, claim in claims if claim == CLAIM]
+    if interpreted:
+        of = ", ".join(interpreted) if whole else count_of(len(interpreted), "implementation")
+        yield Line("interpreted", f"{of}: {NOTE}")
+    for name, claim in claims if whole else ():
+        if claim != CLAIM:
+            yield Line("note", f"{name} {claim}")
+    for each in machine["timings"].get("speed", ()) if whole else ():
+        for one in each["measurements"]:
+            ratio = f"{one['ratio']:.2f} of the baseline's seconds"
+            yield Line("speed", f"{each['name']}: {ratio} ({one['low']:.2f} to {one['high']:.2f})")
+            if sentences := memory_sentences(one):
+                yield Line("memory", f"{each['name']}: {'; '.join(sentences)}")
 
 
 def title(report: Mapping[str, Any]) -> str:
@@ -139,14 +271,6 @@ def side_name(report: Mapping[str, Any], side: str) -> str:
     return str(given) if version in (None, given) else f"{version} ({given})"
 
 
-def _in_full(each: Mapping[str, Any], *, verbose: bool) -> bool:
-    if each["action"] != "report" or each["accepted"]:
-        return True
-    if verbose:
-        return each["change"] in REPORTED_IN_FULL
-    return each["change"] in NEW and not each["entry"]
-
-
 def alike(chips: Sequence[Mapping[str, Any]]) -> list[ChipsAlike]:
     """Put chips together of which the same is said; the worst verdict first."""
     made: dict[str, list[Mapping[str, Any]]] = {}
@@ -169,37 +293,6 @@ def _said_of(chips: ChipsAlike) -> str:
     return f"{told}: {against} against it, {conditions}"
 
 
-def _finding(out: Console, each: Mapping[str, Any], *, verbose: bool) -> None:
-    label = "accepted" if each["accepted"] else each["action"]
-    message = " ".join(each["message"].split())
-    unnamed = [name for name in map(chip_label, each["chips"]) if name not in message]
-    where = f"{', '.join(unnamed)}: " if unnamed else ""
-    heading = f"{label}  {each['change']}  {where}"
-    room = ROWS * out.width - len(heading)
-    whole = verbose or each["action"] == "block"
-    said = heading + (message if whole else shortened(message, room))
-    line(out, "", said, style_of(ACTION_STYLES[each["action"]]))
-    if each["accepted"]:
-        command(out, "accepted", each["accepted"])
-    if each["entry"]:
-        issue = f" ({short_issue(each['issue'])})" if each["issue"] else ""
-        command(out, "known", f"{each['entry']}{issue}")
-    if told := uses_in_words(each.get("uses"), FEW_PLACES if not verbose else None):
-        command(out, "engine", told)
-    if each["problem"]:
-        command(out, "problem", str(each["problem"].get("told", each["problem"])))
-    for text in each["replay"].values():
-        command(out, "replay", text)
-    if each["rule"] and each["action"] != "report":
-        command(out, "rule", each["rule"])
-
-
-def is_known(each: Mapping[str, Any]) -> bool:
-    """Whether a finding does nothing, and is a failure that the ledger or the rules explain."""
-    does_nothing = each["action"] == "report" and not each["accepted"]
-    return does_nothing and each["change"] in NEW and bool(each["entry"])
-
-
 def known_lines(findings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a line for each kind of change, with the causes of its known findings."""
     by_change: dict[str, list[str]] = {}
@@ -209,60 +302,6 @@ def known_lines(findings: Sequence[Mapping[str, Any]]) -> list[str]:
         f"{change}: {count_of(len(causes), 'finding')}: {', '.join(dict.fromkeys(causes))}"
         for change, causes in by_change.items()
     ]
-
-
-def _counted(out: Console, findings: Sequence[Mapping[str, Any]], *, verbose: bool) -> None:
-    """Print how many findings of each change only inform; their subjects where all is asked for."""
-    counts = Counter(each["change"] for each in findings)
-    if counts and not verbose:
-        told = ", ".join(f"{count:,} {change}" for change, count in counts.items())
-        _line(out, "also changed", f"{told} (-v names them)")
-    for change in counts if verbose else ():
-        subjects = [each["subject"] for each in findings if each["change"] == change]
-        _line(out, change, f"{count_of(len(subjects), 'finding')}: {', '.join(subjects)}")
-
-
-def _not_tested(out: Console, report: Mapping[str, Any], *, verbose: bool) -> None:
-    left_out = [
-        *(each for machine in report["machines"] for each in machine["not_tested"]),
-        *report["not_tested"],
-    ]
-    if left_out and not verbose:
-        # Behind a colon each is named.
-        parts = [
-            each["what"].partition(":")[0] for each in left_out if not each.get("implementations")
-        ]
-        unrun = {name for each in left_out for name in each.get("implementations", ())}
-        parts += [count_of(len(unrun), "implementation")] if unrun else []
-        _line(out, "not tested", f"{'; '.join(parts)} (-v says why)")
-    for each in left_out if verbose else ():
-        _line(out, "not tested", f"{each['what']}: {each['why']}")
-
-
-def _machine(out: Console, machine: Mapping[str, Any], *, verbose: bool) -> None:
-    soak = machine["liveness"]
-    ran = len(machine["implementations"])
-    _line(
-        out,
-        f"ran on {chip_label(machine['chip'])}",
-        f"{problems_in_words(machine)} of {count_of(ran, 'implementation')}, profile "
-        f"{machine['profile']}{stored_first(machine)}; soaked {len(soak['soaked'])} with "
-        f"{soak['launches']} launches a problem: {count_of(len(soak['hangs']), 'hang')}",
-    )
-    interpreted = [name for name, claim in claims_of(machine) if claim == CLAIM]
-    if interpreted:
-        of = ", ".join(interpreted) if verbose else count_of(len(interpreted), "implementation")
-        _line(out, "interpreted", f"{of}: {NOTE}")
-    for each in machine["timings"].get("speed", ()) if verbose else ():
-        for one in each["measurements"]:
-            _line(
-                out,
-                "speed",
-                f"{each['name']}: {one['ratio']:.2f} of the baseline's seconds "
-                f"({one['low']:.2f} to {one['high']:.2f})",
-            )
-            if sentences := memory_sentences(one):
-                _line(out, "memory", f"{each['name']}: {'; '.join(sentences)}")
 
 
 def problems_in_words(machine: Mapping[str, Any]) -> str:
@@ -285,10 +324,6 @@ def claims_of(machine: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return (name, claim) of implementations judged on a machine that ask more of callers."""
     judged = [each for each in machine.get("implementations", ()) if each.get("judged")]
     return [(each["name"], claim) for each in judged for claim in each.get("claims", ())]
-
-
-def _line(out: Console, label: str, text: str) -> None:
-    out.print(Text.assemble((f"{label}: ", "dim"), one_line(text)), soft_wrap=True)
 
 
 def chip_label(chip: object) -> str:

@@ -18,6 +18,7 @@ from ..behaviour.speed import memory_sentences
 from ..sides.releases import SIDES
 from ..verdicts.findings import engines_in_words
 from .display import (
+    LOOKS,
     alike,
     chip_label,
     claims_of,
@@ -29,13 +30,6 @@ from .display import (
 )
 from .page_findings import anchors, groups
 
-TONES = {
-    "bump": "good",
-    "bump with conditions": "warn",
-    "do not bump": "bad",
-    "undecided": "warn",
-}
-MARKS = {"bump": "✓", "bump with conditions": "!", "do not bump": "✗", "undecided": "?"}
 MEANT = {
     "declared": "no such chip was there: what the releases declare, and the support rules",
     "compiled": "what is declared, and modules that were compiled for the chip",
@@ -56,8 +50,8 @@ def to_page(report: Mapping[str, Any]) -> str:
         sides=[(side, side_name(report, side), report[side]) for side in SIDES],
         package=package_of(report),
         versions={side: version_of(report[side]) for side in SIDES},
-        tones=TONES,
-        marks=MARKS,
+        tones={verdict: look.tone for verdict, look in LOOKS.items()},
+        marks={verdict: look.mark for verdict, look in LOOKS.items()},
         meant=MEANT,
         chips=alike(report["chips"]),
         engines=engines_in_words(report),

@@ -15,8 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from kernelproof.ci.bump.report.display import alike, print_report
-from kernelproof.ci.bump.report.markdown import to_markdown
+from kernelproof.ci.bump.report.display import alike, print_report, to_markdown
 from kernelproof.ci.bump.report.page import EDGES, backends, speeds, spreads, to_page
 from kernelproof.ci.bump.report.page_findings import anchors, differing, groups, link, parameters
 from kernelproof.ci.bump.verdicts.findings import finding
@@ -352,7 +351,7 @@ def test_claims_of_what_was_judged_are_told(report: Callable[..., dict[str, Any]
     first |= {"claims": ["declares something"], "judged": 3}
     told = f"{first['name']} declares something"
     assert told in " ".join(Page(to_page(made)).text.split())
-    assert f"`{first['name']}` declares something" in to_markdown(made)
+    assert f"{first['name']} declares something" in to_markdown(made)
     first["judged"] = 0
     assert "declares something" not in to_page(made) + to_markdown(made)
 

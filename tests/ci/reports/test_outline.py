@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from kernelproof.ci.console.terminal import console
-from kernelproof.ci.reports.display import print_summary
+from kernelproof.ci.reports.run_outline import print_summary
 from kernelproof.ci.reports.summary import (
     Summary,
     in_order,
