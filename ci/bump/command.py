@@ -58,8 +58,7 @@ from .behaviour.steps import (
 )
 from .behaviour.watching import progress
 from .report.contents import refused, to_json, with_actions
-from .report.display import print_report, to_markdown
-from .report.junit import to_junit
+from .report.outline import print_report, to_junit, to_markdown
 from .report.page import to_page
 from .sides.ending import EndedError, Ending
 from .sides.journal import Journal, JournalError

@@ -41,9 +41,8 @@ from ..fleet.command import fleet_at, fleet_to_json, print_chips
 from ..fleet.fleet import Fleet
 from ..reports.html_report import to_html
 from ..reports.json_report import to_json
-from ..reports.junit import to_junit
 from ..reports.progress import watch
-from ..reports.run_outline import print_summary
+from ..reports.run_outline import print_summary, to_junit
 from ..reports.summary import Summary, summarise
 from .required_claims import FLAG, RequiredClaims, read_claims
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from xml.etree import ElementTree as ET
 
 from rich.console import Console
 
-from ...properties.findings.causes import Cause
+from ...impl.gpu.interpreted import CAVEATS, NOTE
+from ...properties.findings.causes import Cause, cause_of, causes_of
 from ...properties.findings.coverage import gaps_text
-from ...properties.findings.report import ImplementationReport
+from ...properties.findings.report import Finding, ImplementationReport, LawReport
 from ...properties.findings.text_format import (
     PRINTED_LINES,
+    element_lines,
     law_names,
     printed_lines,
     trace_lines,
 )
+from ...properties.laws import laws_of
 from ...properties.verdicts.memory_need import LIMIT_VARIABLE
 from ...properties.verdicts.text import compact, count_of, one_line
 from .claims import claims_count, claims_text, lost_lines
 from .display import print_outline
+from .junit import case, document, printed, properties, result, suite
 from .outline import Block, Line, Part, Table
 from .summary import (
     KnownCause,
@@ -27,6 +32,7 @@ from .summary import (
     interpreted_text,
     known_causes,
     known_entries,
+    known_findings,
     laws_not_run,
     missing_of,
     new_findings,
@@ -80,7 +86,7 @@ def outline_of(summary: Summary, *, whole: bool) -> Iterator[Part]:
     yield Part("Verdict", [Line("", summary.sentence, verdict)], folded=False)
     yield Part("Errors", _errors(reports, summary))
     causes = [cause for each in reports for cause in new_findings(each)]
-    yield Part("New findings", [_finding(each, whole=whole) for each in causes])
+    yield Part("New findings", [finding_block(each, whole=whole) for each in causes])
     known = [each for cause in known_causes(summary) for each in _known(cause, summary, whole)]
     yield Part("Known findings", known)
     yield Part("Incomplete", _weak(reports, summary, whole=whole))
@@ -98,7 +104,7 @@ def _errors(reports: Sequence[ImplementationReport], summary: Summary) -> Iterat
         yield Line("lost claim", told, "bold red")
 
 
-def _finding(cause: Cause, *, whole: bool) -> Block:
+def finding_block(cause: Cause, *, whole: bool) -> Block:
     """Return what is said of findings with one cause that no ledger entry explains."""
     finding, verdict = cause.finding, cause.finding.verdict
     title = f"{verdict.status} {verdict.kind}".strip()
@@ -265,3 +271,115 @@ def _not_run(summary: Summary, *, whole: bool) -> Iterator[Line | Block]:
         yield Block(f"{state(report)}  {report.name}", reason_idle(report, summary), "UNSUPPORTED")
     for name, law, why in laws if whole else ():
         yield Line("not run", f"{name}  {law}: {why}", "dim")
+
+
+def to_junit(summary: Summary) -> str:
+    """Return a JUnit document with a suite for each implementation, those with findings first."""
+    suites = []
+    if summary.failure or summary.report.lost or not summary.report.implementations:
+        suites.append(suite("kernelproof"))
+        why = summary.failure or summary.report.lost
+        result(case(suites[-1], "run", 0.0), "error", summary.sentence, why)
+    if summary.lost:
+        suites.append(suite("claims"))
+        for told in lost_lines(summary.lost):
+            result(case(suites[-1], told, 0.0), "failure", told)
+    suites += [_suite(each, summary) for each in in_order(summary.report.implementations)]
+    return document("kernelproof", suites, time=f"{summary.report.seconds:.3f}")
+
+
+def _suite(report: ImplementationReport, summary: Summary) -> ET.Element:
+    made = suite(report.name, time=f"{seconds(report):.3f}", timestamp=summary.date)
+    properties(
+        made,
+        operation=report.operation,
+        reference=report.reference,
+        profile=summary.report.profile,
+        seed=summary.report.seed,
+        replayed=report.corpus.replayed,
+        coverage=report.coverage.text,
+        **({"claims": "; ".join(report.claims)} if report.claims else {}),
+        **({"interpreted": "; ".join((NOTE, *CAVEATS))} if report.interpreted else {}),
+        **({"incomplete": gaps_text(missing_of(report))} if missing_of(report) else {}),
+        **({"unexplained": left} if (left := report.separation.unexplained) else {}),
+        **({"left": "; ".join(each.text for each in report.left)} if report.left else {}),
+        **{f"target.{name}": value for name, value in summary.report.target.items() if value},
+    )
+    causes = causes_of(report)
+    for law in report.laws:
+        _law(case(made, law.law, law.seconds), report, law, summary, causes)
+    for finding in report.replayed:
+        whose = "ledger" if finding.contradicts else "corpus"
+        name = f"{finding.law} ({whose} case {finding.problem.id})"
+        _failure(case(made, name, 0.0), finding, cause_of(causes, finding))
+    for finding in report.separation.further:
+        if not finding.entry:
+            name = f"{finding.law} ({finding.problem.id})"
+            _failure(case(made, name, 0.0), finding, cause_of(causes, finding))
+    idle = reason_idle(report, summary)
+    if report.error:
+        result(case(made, "run", 0.0), "error", report.error.splitlines()[0], report.error)
+    elif idle and not report.laws:
+        names = [law.name for law in laws_of(report.operation)]
+        for name in [name for name in names if not summary.laws or name in summary.laws] or ["run"]:
+            result(case(made, name, 0.0), "skipped", idle)
+    return made
+
+
+def _law(
+    case: ET.Element,
+    report: ImplementationReport,
+    law: LawReport,
+    summary: Summary,
+    causes: Sequence[Cause],
+) -> None:
+    properties(
+        case,
+        judged=law.judged,
+        unsupported=law.unsupported,
+        vacuous=law.vacuous,
+        rejected=law.rejected,
+        flaky=law.flaky,
+        worst_ratio=f"{law.worst_ratio:.4g}",
+        floor=law.floor,
+        ended=law.ended,
+        **{f"known.{entry}": count for entry, count in law.known.items()},
+    )
+    if law.finding and not law.finding.entry:
+        _failure(case, law.finding, cause_of(causes, law.finding))
+    elif law.known:
+        told = [
+            f"{each.entry}: {count_of(law.known[each.entry], 'problem')}: {each.reason}"
+            for each in known_findings(report, summary.ledger)
+            if law.known[each.entry]
+        ]
+        result(case, "skipped", "KNOWN " + "; ".join(told), kind="known")
+    elif law.incomplete:
+        counts = f"{law.judged} of {law.floor} problems in {law.seconds:.0f} s"
+        result(case, "skipped", f"INCOMPLETE: judged {counts}", kind="incomplete")
+    elif not law.judged:
+        reason = next(iter(report.refused.values()), "the law had nothing to judge")
+        counts = f"{law.unsupported} unsupported, {law.vacuous} with nothing to judge"
+        result(case, "skipped", f"no problem was judged ({counts}): {reason}")
+
+
+def _failure(case: ET.Element, finding: Finding, cause: Cause | None) -> None:
+    """Add a failure; one with the cause of another says so, and no more of it."""
+    verdict = finding.verdict
+    title = f"{verdict.status} {verdict.kind}".strip()
+    if cause is not None and finding is not cause.finding:
+        told = f"{title}: the same cause as under {cause.finding.law}"
+        lines = [compact(finding.problem), finding.replay]
+        result(case, "failure", told, "\n".join(filter(None, lines)), kind=title)
+        return
+    notes = finding_block(cause, whole=True).notes if cause else ()
+    lines = [
+        verdict.message,
+        *(f"{label}: {text}" for label, text in notes if label != "printed"),
+        *(f"wrong: {line}" for line in element_lines(verdict)),
+        *(["", verdict.trace] if verdict.trace else []),
+    ]
+    first = (verdict.message.splitlines() or [""])[0]
+    result(case, "failure", f"{title}: {first}", "\n".join(lines), kind=title)
+    if verdict.printed:
+        printed(case, verdict.printed)

@@ -17,7 +17,7 @@ from ..verdicts.findings import MAYBE_USED, USES, Chip, Finding, chip_order
 from ..verdicts.policy import Accepted, Policy
 from ..verdicts.verdict import DECLARED, EVIDENCE, chip_name, decide
 from .contents import assemble, with_actions
-from .display import chip_label, package_of, version_of
+from .outline import chip_label, package_of, version_of
 from .shape import read_report
 
 Report = Mapping[str, Any]

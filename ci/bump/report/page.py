@@ -17,7 +17,7 @@ from ...reports.pictures import histogram, time_ratio
 from ..behaviour.speed import memory_sentences
 from ..sides.releases import SIDES
 from ..verdicts.findings import engines_in_words
-from .display import (
+from .outline import (
     LOOKS,
     alike,
     chip_label,

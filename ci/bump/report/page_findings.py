@@ -12,7 +12,7 @@ from typing import Any
 from ....properties.verdicts.verdict import EXACTLY
 from ...console.rendering import number, seconds
 from ..verdicts.findings import BLOCK, CHANGES, CONDITION, REPORT, UNUSED
-from .display import REPORTED_IN_FULL, chip_label
+from .outline import REPORTED_IN_FULL, chip_label
 
 SAME, GONE, NEW = "", "del", "ins"
 Pieces = tuple[tuple[str, str], ...]

@@ -15,7 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from kernelproof.ci.bump.report.display import alike, print_report, to_markdown
+from kernelproof.ci.bump.report.outline import alike, print_report, to_markdown
 from kernelproof.ci.bump.report.page import EDGES, backends, speeds, spreads, to_page
 from kernelproof.ci.bump.report.page_findings import anchors, differing, groups, link, parameters
 from kernelproof.ci.bump.verdicts.findings import finding

@@ -14,8 +14,8 @@ import pytest
 from rich.console import Console
 
 from kernelproof.ci.bump.command import RENDER
-from kernelproof.ci.bump.report.display import print_report, to_markdown
 from kernelproof.ci.bump.report.merging import merge
+from kernelproof.ci.bump.report.outline import print_report, to_markdown
 from kernelproof.ci.bump.report.shape import ReportError, read_report
 from kernelproof.ci.cli import main
 from kernelproof.ci.reports.markdown import escaped

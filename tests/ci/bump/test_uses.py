@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kernelproof.ci.bump.report.contents import assemble, with_actions
-from kernelproof.ci.bump.report.display import to_markdown
+from kernelproof.ci.bump.report.outline import to_markdown
 from kernelproof.ci.bump.report.page import to_page
 from kernelproof.ci.bump.sides.ending import EndedError, Ending
 from kernelproof.ci.bump.surface import engine_files, engine_modules

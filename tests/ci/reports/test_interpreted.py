@@ -11,8 +11,7 @@ from rich.console import Console
 
 from kernelproof.ci.reports.html_report import to_html
 from kernelproof.ci.reports.json_report import to_json
-from kernelproof.ci.reports.junit import to_junit
-from kernelproof.ci.reports.run_outline import print_summary
+from kernelproof.ci.reports.run_outline import print_summary, to_junit
 from kernelproof.ci.reports.summary import Summary, interpreted_text, summarise
 from kernelproof.impl.gpu.interpreted import CAVEATS, NOTE
 from kernelproof.properties.findings.ledger import Ledger

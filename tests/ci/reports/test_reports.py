@@ -23,9 +23,8 @@ from kernelproof.ci.reports.claims import claims_count
 from kernelproof.ci.reports.display import command
 from kernelproof.ci.reports.html_report import to_html
 from kernelproof.ci.reports.json_report import to_json
-from kernelproof.ci.reports.junit import to_junit
 from kernelproof.ci.reports.progress import Watch
-from kernelproof.ci.reports.run_outline import print_summary
+from kernelproof.ci.reports.run_outline import print_summary, to_junit
 from kernelproof.ci.reports.summary import Summary, replayed, summarise
 from kernelproof.impl import implementation
 from kernelproof.impl.targets.refusal import Refusal

@@ -12,6 +12,7 @@ from ....impl.gpu.interpreted import CLAIM, NOTE
 from ....impl.targets.backends import FLASHINFER
 from ....properties.verdicts.text import count_of
 from ...reports.display import print_outline
+from ...reports.junit import case, document, printed, result, suite
 from ...reports.markdown import code, escaped
 from ...reports.markdown import to_markdown as written
 from ...reports.outline import Block, Line, Part
@@ -90,6 +91,35 @@ def to_markdown(report: Mapping[str, Any]) -> str:
     heading = f"{LOOKS[report['verdict']].emoji} {escaped(title(report))}: {report['verdict']}"
     made = f"{code(report['command'])}, Kernelproof {report['kernelproof']}, {report['date']}"
     return written(heading, outline_of(report, whole=True, comment=True), made)
+
+
+def to_junit(report: Mapping[str, Any]) -> str:
+    """Return a JUnit document: chips are one suite, findings of each area another.
+
+    What blocks, and a condition that is open, is a failure; what is only reported passes, and says
+    so in its output; a chip that is undecided is an error.
+    """
+    chips = suite("chips")
+    for each in report["chips"]:
+        made = case(chips, each["name"])
+        if each["verdict"] == "undecided":
+            result(made, "error", report["message"])
+        elif each["verdict"] != "bump":
+            rules = [condition["rule"] for condition in each["conditions"]]
+            result(made, "failure", each["verdict"], "\n".join([*each["blocked_by"], *rules]))
+    areas = {each["area"]: suite(each["area"]) for each in report["findings"]}
+    for each in report["findings"]:
+        made = case(areas[each["area"]], each["id"])
+        notes = (f"{label}: {text}" for label, text in _finding(each, whole=True).notes)
+        told = "\n".join([each["message"], *notes])
+        if each["action"] == "report":
+            printed(made, told)
+        else:
+            result(made, "failure", f"{each['action']}: {each['message']}", told)
+    run = [suite("run")] if report["failures"] else []
+    for number, sentence in enumerate(report["failures"], 1):
+        result(case(run[0], f"failure {number}"), "error", sentence)
+    return document("kernelproof gate", [chips, *areas.values(), *run])
 
 
 def outline_of(report: Mapping[str, Any], *, whole: bool, comment: bool = False) -> Iterator[Part]:
@@ -173,7 +203,7 @@ def _finding(each: Mapping[str, Any], *, whole: bool) -> Block:
     problem = each["problem"]
     notes = [
         ("accepted", each["accepted"]),
-        ("known", f"{each['entry']}{issue}" if each["entry"] else ""),
+        ("known", f"{each['entry']}{issue}".strip()),
         ("engine", uses_in_words(each.get("uses"), None if whole else FEW_PLACES)),
         ("problem", str(problem.get("told", problem)) if problem else ""),
         *(("replay", text) for text in each["replay"].values()),
