@@ -12,8 +12,8 @@ import sys
 # What the extra `suite` installs, by import name.
 SUITE_MODULES = frozenset(
     {
-        *("click", "hypothesis", "jinja2", "msgspec", "packaging", "pytest"),
-        *("rich", "tomli", "tomlkit", "xdist"),
+        *("click", "griffe", "hypothesis", "jinja2", "msgspec", "packaging", "pytest", "rich"),
+        *("tomli", "tomlkit", "xdist"),
     }
 )
 

@@ -9,10 +9,14 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import re
 import threading
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import griffe
 
 from ....impl.registry import BUILT_IN
 
@@ -20,7 +24,7 @@ ADAPTERS = Path(__file__).resolve().parents[3] / "impl"
 LONGEST_CHAIN = 20
 """Most imports that a name is followed through."""
 _PARSING = threading.Lock()
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+"""Two threads that parse make Python 3.11 raise ``SystemError`` (recursion depth mismatch)."""
 
 
 class Used(NamedTuple):
@@ -54,10 +58,16 @@ def used_of(module: str, adapters: Path = ADAPTERS) -> tuple[Used, ...]:
 
 
 def _parsed(file: Path) -> ast.Module:
-    # Two threads at a time make Python 3.11 raise SystemError: "AST constructor recursion depth
-    # mismatch".
     with _PARSING:
         return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def _visited(
+    name: str, file: Path, code: str, parent: griffe.Module | None = None
+) -> griffe.Module:
+    with _PARSING, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of escapes that are none, in others' code
+        return griffe.visit(name, filepath=file, code=code, parent=parent)
 
 
 def _values_of(file: Path) -> dict[str, tuple[str, ...]]:
@@ -181,98 +191,80 @@ def callables_of(folder: Path, used: Iterable[Used]) -> dict[str, dict[str, Any]
 
 
 class _Sources:
-    """Modules of a folder, parsed once."""
+    """Modules of a folder, read once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._trees: dict[str, ast.Module | None] = {}
+        self._modules: dict[str, griffe.Module | None] = {}
 
     def entry(self, dotted: str, hops: int = LONGEST_CHAIN) -> dict[str, Any] | None:
         """Return what a dotted name is; None where there is no such name."""
         parts = dotted.split(".")
         for count in range(len(parts), 0, -1):
-            module = ".".join(parts[:count])
-            if self._tree(module) is not None:
-                return self._inside(module, parts[count:], hops)
+            module = self._module(".".join(parts[:count]))
+            if module is not None and isinstance(module.filepath, Path):
+                return self._inside(module, parts[count:], hops) if hops else None
         return None
 
-    def _inside(self, module: str, parts: list[str], hops: int) -> dict[str, Any] | None:
+    def _inside(self, module: griffe.Module, parts: list[str], hops: int) -> dict[str, Any] | None:
         """Return what is called so in a module."""
-        tree = self._tree(module)
-        if tree is None or not hops:
-            return None
         if not parts:
             return {"source": self._place(module, 1)}
-        found = (self._bound_by(node, module, parts, hops - 1) for node in _statements(tree.body))
-        return next(filter(None, found), None)
-
-    def _bound_by(
-        self, node: ast.stmt, module: str, parts: list[str], hops: int
-    ) -> dict[str, Any] | None:
-        """Return what a statement binds to a name; None if it binds another."""
         first, *rest = parts
-        here = {"source": self._place(module, node.lineno)}
-        if isinstance(node, Definition):
-            return self._defined(node, rest, here) if node.name == first else None
-        if isinstance(node, ast.ImportFrom):
-            base = self._absolute(node, module)
-            for alias in node.names:
-                if alias.name == "*" and (found := self._inside(base, parts, hops)):
-                    return found
-                if first == (alias.asname or alias.name):  # which may be another package's
-                    return self.entry(".".join([base, alias.name, *rest]), hops) or here
-        if first in _assigned(node):
-            start, more = _chain(getattr(node, "value", None) or node)
-            return self._inside(module, [*f"{start}{more}".split("."), *rest], hops) or here
-        return None
+        member = module.members.get(first)
+        if member is not None:
+            return self._bound(module, member, rest, hops)
+        aliases = (each for each in module.members.values() if isinstance(each, griffe.Alias))
+        stars = (each.wildcard for each in aliases if each.wildcard)
+        tried = (self.entry(".".join([star, *parts]), hops - 1) for star in stars)
+        return next(filter(None, tried), None)
 
-    def _absolute(self, node: ast.ImportFrom, module: str) -> str:
-        """Return the dotted name of the module that a statement imports from."""
-        if not node.level:
-            return node.module or ""
-        parts = module.split(".")
-        is_package = self._file(module).name == "__init__.py"
-        base = parts[: len(parts) - node.level + is_package]
-        return ".".join([*base, *filter(None, [node.module])])
-
-    def _defined(
-        self, node: Definition, rest: list[str], here: Mapping[str, Any]
+    def _bound(
+        self,
+        module: griffe.Module,
+        member: griffe.Object | griffe.Alias,
+        rest: list[str],
+        hops: int,
     ) -> dict[str, Any]:
-        """Return the parameters of a function, a class or its method, if it defines that itself."""
-        if not isinstance(node, ast.ClassDef):
-            return {**here, "parameters": _parameters(node)}
-        wanted = (rest or ["__init__"])[0]
-        for each in node.body:
-            if isinstance(each, ast.FunctionDef) and each.name == wanted:
-                return {**here, "parameters": _parameters(each, bound=True)}
-        return {**here}
+        """Return what a module's own name is, or a method of it."""
+        line = member.alias_lineno if isinstance(member, griffe.Alias) else member.lineno
+        here = {"source": self._place(module, line)}
+        if target := _stands_for(member):  # which may be another package's
+            return self.entry(".".join([target, *rest]), hops - 1) or here
+        called = member.members.get((rest or ["__init__"])[0]) if member.is_class else member
+        if not isinstance(called, griffe.Function):
+            return here
+        offered = _parameters(called)[member.is_class :]
+        return {**here, "parameters": [e for e in offered if not e["name"].startswith("_")]}
 
-    def _tree(self, module: str) -> ast.Module | None:
-        if module not in self._trees:
-            try:
-                self._trees[module] = _parsed(self._file(module))
-            except (OSError, ValueError, SyntaxError):
-                self._trees[module] = None
-        return self._trees[module]
+    def _module(self, dotted: str) -> griffe.Module | None:
+        if dotted not in self._modules:
+            self._modules[dotted] = self._read(dotted)
+        return self._modules[dotted]
 
-    def _file(self, module: str) -> Path:
-        place = self._folder.joinpath(*module.split("."))
-        package = place / "__init__.py"
-        return package if place.is_dir() else place.with_suffix(".py")
+    def _read(self, dotted: str) -> griffe.Module | None:
+        """Read a module; None if there is none that can be parsed."""
+        package, _, name = dotted.rpartition(".")
+        parent = self._module(package) if package else None
+        place = self._folder.joinpath(*dotted.split("."))
+        file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        try:
+            return _visited(name, file, file.read_text(encoding="utf-8"), parent)
+        except (OSError, ValueError, SyntaxError):
+            # A folder without code is a package too.
+            made = griffe.Module(name, filepath=[place], parent=parent)
+            return made if place.is_dir() else None
 
-    def _place(self, module: str, line: int) -> str:
-        return f"{self._file(module).relative_to(self._folder)}:{line}"
+    def _place(self, module: griffe.Module, line: int | None) -> str:
+        return f"{Path(str(module.filepath)).relative_to(self._folder)}:{line}"
 
 
-def _statements(body: list[ast.stmt]) -> Iterator[Any]:
-    """Return the statements of a module, those in conditions and handlers too."""
-    for node in body:
-        yield node
-        for name in ("body", "orelse", "finalbody"):
-            if not isinstance(node, Definition):
-                yield from _statements(getattr(node, name, []))
-        for handler in getattr(node, "handlers", []):
-            yield from _statements(handler.body)
+def _stands_for(member: griffe.Object | griffe.Alias) -> str:
+    """Return the dotted name that an import or an assignment names anew; empty for others."""
+    if isinstance(member, griffe.Alias):
+        return member.target_path
+    value = member.value if isinstance(member, griffe.Attribute) else None
+    return value.canonical_path if isinstance(value, griffe.ExprName | griffe.ExprAttribute) else ""
 
 
 def _assigned(node: ast.stmt) -> set[str]:
@@ -280,25 +272,23 @@ def _assigned(node: ast.stmt) -> set[str]:
     return {target.id for target in targets if isinstance(target, ast.Name)}
 
 
-def _parameters(
-    node: ast.FunctionDef | ast.AsyncFunctionDef, *, bound: bool = False
-) -> list[dict[str, str]]:
-    """Return the parameters that a caller may give, as ``flashinfer_declarations`` does."""
-    args = node.args
-    by_position = [*args.posonlyargs, *args.args]
-    defaults = [None] * (len(by_position) - len(args.defaults)) + [*args.defaults]
-    kinds = ["positional_only"] * len(args.posonlyargs) + ["positional_or_keyword"] * len(args.args)
-    found = [*zip(by_position, kinds, defaults, strict=True)][bound:]
-    if args.vararg:
-        found.append((args.vararg, "var_positional", None))
-    found += [
-        (arg, "keyword_only", default)
-        for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True)
-    ]
-    if args.kwarg:
-        found.append((args.kwarg, "var_keyword", None))
-    return [
-        {"name": arg.arg, "kind": kind, **({"default": ast.unparse(default)} if default else {})}
-        for arg, kind, default in found
-        if not arg.arg.startswith("_")
-    ]
+def _parameters(function: griffe.Function) -> list[dict[str, str]]:
+    """Return the parameters of a function, as ``flashinfer_declarations`` does."""
+    found: list[dict[str, str]] = []
+    for each in function.parameters:
+        kind = each.kind.name if each.kind else ""
+        found.append({"name": each.name, "kind": kind})
+        if each.default is not None and not kind.startswith("var_"):  # whose default is "()", "{}"
+            found[-1]["default"] = str(each.default)
+    return found
+
+
+def parameters_of(signature: str) -> list[dict[str, str]] | None:
+    """Return the parameters of a signature as a report writes it; None if it is none."""
+    text = re.sub(r"=<[^<>]*>", "=...", signature)  # a default without a name in Python
+    try:
+        read = _visited("", Path(), f"def called{text}: ...")
+    except SyntaxError:
+        return None
+    called = read.members.get("called")
+    return _parameters(called) if isinstance(called, griffe.Function) else None

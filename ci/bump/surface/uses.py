@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..verdicts.findings import MAYBE_USED, UNKNOWN_RECEIVER, UNUSED, USED, Finding
+from .callables import parameters_of
 from .comparison import moved_positions, positional_names, renamed_parameters
 from .engine_files import FLASHINFER, EngineFile, read_engine
 from .engine_modules import UNKNOWN, Engine, string
@@ -215,7 +216,7 @@ def _removed_names(found: Finding, names: Names) -> list[Mention]:
 def _calls(found: Finding, names: Names, affected: Callable[..., Affected]) -> list[Mention]:
     """Return the calls that feel a change of parameters, and whatever may be such a call."""
     mentions = list(_mentions(names, found.subject))
-    before, after = (_parameters(side.get("signature", "")) for side in _sides(found))
+    before, after = (parameters_of(side.get("signature", "")) for side in _sides(found))
     # A method's first parameter is passed by the dot.
     bound = int(found.subject.count(".") > 1)
     if before is None or after is None:
@@ -306,34 +307,6 @@ def _leaving_out(wanted: Sequence[str], of: Parameters) -> Affected:
         name not in call.keywords and call.positional + of.bound <= places.get(name, len(places))
         for name in wanted
     )
-
-
-def _parameters(signature: str) -> Signature | None:
-    """Return the parameters of a signature as a report writes it; None if they cannot be read."""
-    text = re.sub(r"=<[^<>]*>", "=...", signature)  # a default without a name in Python
-    try:
-        made = ast.parse(f"def _{text}: ...").body[0]
-    except SyntaxError:
-        return None
-    if not (isinstance(made, ast.FunctionDef) and signature):
-        return None
-    args = made.args
-    found: list[dict[str, str]] = []
-    for kind, each in (
-        *(("positional_only", each) for each in args.posonlyargs),
-        *(("positional_or_keyword", each) for each in args.args),
-    ):
-        found.append({"name": each.arg, "kind": kind})
-    for entry, default in zip(reversed(found), reversed(args.defaults), strict=False):
-        entry["default"] = ast.unparse(default)
-    if args.vararg:
-        found.append({"name": args.vararg.arg, "kind": "var_positional"})
-    for each, value in zip(args.kwonlyargs, args.kw_defaults, strict=True):
-        default_ = {"default": ast.unparse(value)} if value else {}
-        found.append({"name": each.arg, "kind": "keyword_only", **default_})
-    if args.kwarg:
-        found.append({"name": args.kwarg.arg, "kind": "var_keyword"})
-    return found
 
 
 def _members(found: Finding, names: Names) -> list[Mention]:

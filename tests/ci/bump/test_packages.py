@@ -88,7 +88,10 @@ def run():
 '''
 RELEASE = {
     "__init__.py": "from .runtime import *\nfrom . import language\n",
-    "runtime.py": "def jit(fn=None, *, debug=False): ...\n",
+    "runtime.py": (
+        "from typing import overload\n@overload\ndef jit(fn): ...\n"
+        "def jit(fn=None, *, debug=False): ...\n"
+    ),
     "errors.py": "import builtins\nclass Error(Exception):\n    def __init__(self, why): ...\n",
     "inner.py": "if True:\n    def touch(): ...\nelse:\n    touch = None\n",
     "language/__init__.py": "from .core import load, store as store\nfrom .core import float32\n",
