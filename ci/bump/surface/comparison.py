@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ....properties.verdicts.text import count_of
 from ..verdicts.findings import Finding, finding
@@ -78,17 +78,33 @@ def _imports(declared: Declarations, name: str) -> bool:
     return module not in declared["not_imported"]
 
 
+class _Change(NamedTuple):
+    """A change of a callable's parameters, which becomes a finding.
+
+    Attributes:
+        change, message, rule, detail: those of the finding.
+        summed: parameters or positions that it sums up.
+    """
+
+    change: str
+    message: str
+    rule: str = ""
+    detail: str = ""
+    summed: int = 1
+
+
 def _parameters(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Finding]:
     before, after = old["parameters"], new["parameters"]
     sides: dict[str, Any] = {"baseline": _told(old), "candidate": _told(new)}
-    yield from _by_position(name, before, after, sides)
-    yield from _by_name(name, before, after, sides)
-    yield from _open_ended(name, before, after, sides)
+    for compare in (_by_position, _by_name, _open_ended):
+        for change, message, rule, detail, summed in compare(name, before, after):
+            more = {"rule": rule, "detail": detail, "count": summed}
+            yield finding(change, name, message, **more, **sides)
 
 
 def _by_position(
-    name: str, before: Sequence[Parameter], after: Sequence[Parameter], sides: dict[str, Any]
-) -> Iterator[Finding]:
+    name: str, before: Sequence[Parameter], after: Sequence[Parameter]
+) -> Iterator[_Change]:
     old, new = positional_names(before), positional_names(after)
     rest = next(iter(_of_kind(before, "var_positional")), "")
     at = moved_positions(before, after)
@@ -102,25 +118,18 @@ def _by_position(
         rule = f"pass {most} by position to {name}"
     moved += taken
     if moved:
-        yield finding(
-            "positional-meaning",
-            name,
-            f"{name}: {moved[0]}" + (f" (and {len(moved) - 1} more)" if len(moved) > 1 else ""),
-            rule=f"{rule}, and accept this finding",
-            count=len(moved),
-            **sides,
-        )
+        more = f" (and {len(moved) - 1} more)" if len(moved) > 1 else ""
+        rule = f"{rule}, and accept this finding"
+        yield _Change("positional-meaning", f"{name}: {moved[0]}{more}", rule, summed=len(moved))
     lost = old[len(new) :]
     if lost and not moved:
         absorbed = next((p["name"] for p in after if p["kind"] == "var_positional"), "")
         how = f"*{absorbed} takes what comes by position" if absorbed else "by position they raise"
-        yield finding(
+        yield _Change(
             "positional-refused",
-            name,
             f"{name} turned keyword-only from position {len(new)} on: {listed(lost)}; {how}",
-            rule=f"pass the parameters of {name} by keyword from position {len(new)} on",
-            count=len(lost),
-            **sides,
+            f"pass the parameters of {name} by keyword from position {len(new)} on",
+            summed=len(lost),
         )
 
 
@@ -138,64 +147,35 @@ def moved_positions(before: Sequence[Parameter], after: Sequence[Parameter]) -> 
 
 
 def _by_name(
-    name: str, before: Sequence[Parameter], after: Sequence[Parameter], sides: dict[str, Any]
-) -> Iterator[Finding]:
+    name: str, before: Sequence[Parameter], after: Sequence[Parameter]
+) -> Iterator[_Change]:
     old = {each["name"]: each for each in before if not _is_open(each)}
     new = {each["name"]: each for each in after if not _is_open(each)}
     hidden = bool(_of_kind(after, "var_keyword"))
     renamed = renamed_parameters(before, after)
     for one, other in renamed.items():
-        if old[one]["kind"] == POSITIONAL_ONLY:  # nobody names it
-            continue
-        yield finding(
-            "parameter-renamed",
-            name,
-            f"{name}: {one} is called {other} now",
-            rule=f"call it {other} from the candidate on, {one} before",
-            detail=other,
-            **sides,
-        )
+        if old[one]["kind"] != POSITIONAL_ONLY:  # else nobody names it
+            rule = f"call it {other} from the candidate on, {one} before"
+            said = f"{name}: {one} is called {other} now"
+            yield _Change("parameter-renamed", said, rule, other)
     for one, was in old.items():
         if one not in new and one not in renamed and not hidden:  # **kwargs may still take it
-            yield finding(
-                "parameter-removed",
-                name,
-                f"{name}: the parameter {one} is gone",
-                rule=f"do not pass {one} to {name}",
-                detail=one,
-                **sides,
-            )
+            said = f"{name}: the parameter {one} is gone"
+            yield _Change("parameter-removed", said, f"do not pass {one} to {name}", one)
         if one in new and _unnamed(was, new[one], hidden=hidden):
-            yield finding(
-                "parameter-removed",
-                name,
-                f"{name}: the parameter {one} is taken by position alone: a call that names it "
-                "raises",
-                rule=f"pass {one} of {name} by position",
-                detail=one,
-                **sides,
-            )
+            said = f"the parameter {one} is taken by position alone: a call that names it raises"
+            rule = f"pass {one} of {name} by position"
+            yield _Change("parameter-removed", f"{name}: {said}", rule, one)
     added = [each for each in new if each not in old and each not in renamed.values()]
     for one in added:
         if _required(new[one]):
-            yield finding(
-                "parameter-required",
-                name,
-                f"{name}: the parameter {one} is new and has no default",
-                rule=f"pass {one} to {name}",
-                detail=one,
-                **sides,
-            )
+            said = f"{name}: the parameter {one} is new and has no default"
+            yield _Change("parameter-required", said, f"pass {one} to {name}", one)
     optional = [each for each in added if not _required(new[each])]
     if optional:
-        yield finding(
-            "parameter-added",
-            name,
-            f"{name} takes {listed(optional)} too",
-            count=len(optional),
-            **sides,
-        )
-    yield from _defaults(name, old, new, sides)
+        said = f"{name} takes {listed(optional)} too"
+        yield _Change("parameter-added", said, summed=len(optional))
+    yield from _defaults(name, old, new)
 
 
 def _unnamed(old: Parameter, new: Parameter, *, hidden: bool) -> bool:
@@ -208,46 +188,30 @@ def _unnamed(old: Parameter, new: Parameter, *, hidden: bool) -> bool:
 
 
 def _open_ended(
-    name: str, before: Sequence[Parameter], after: Sequence[Parameter], sides: dict[str, Any]
-) -> Iterator[Finding]:
+    name: str, before: Sequence[Parameter], after: Sequence[Parameter]
+) -> Iterator[_Change]:
     """Return ``*args`` and ``**kwargs`` that are gone: they took what no parameter stands for."""
     for one in _of_kind(before, "var_positional"):
         if not _of_kind(after, "var_positional"):
             most = count_of(len(positional_names(after)), "value")
-            yield finding(
-                "positional-refused",
-                name,
-                f"{name}: *{one} is gone: with more than {most} by position it raises",
-                rule=f"pass no more than {most} by position to {name}",
-                detail=f"*{one}",
-                **sides,
-            )
+            said = f"{name}: *{one} is gone: with more than {most} by position it raises"
+            rule = f"pass no more than {most} by position to {name}"
+            yield _Change("positional-refused", said, rule, f"*{one}")
     for one in _of_kind(before, "var_keyword"):
         if not _of_kind(after, "var_keyword"):
-            yield finding(
-                "parameter-removed",
-                name,
-                f"{name}: **{one} is gone: a call that names anything else than its parameters "
-                "raises",
-                rule=f"name nothing but the parameters of {name}",
-                detail=f"**{one}",
-                **sides,
-            )
+            said = f"**{one} is gone: a call that names anything else than its parameters raises"
+            rule = f"name nothing but the parameters of {name}"
+            yield _Change("parameter-removed", f"{name}: {said}", rule, f"**{one}")
 
 
 def _defaults(
-    name: str, old: Mapping[str, Parameter], new: Mapping[str, Parameter], sides: dict[str, Any]
-) -> Iterator[Finding]:
+    name: str, old: Mapping[str, Parameter], new: Mapping[str, Parameter]
+) -> Iterator[_Change]:
     for one in old.keys() & new.keys():
         if _required(new[one]) and not _required(old[one]):
-            yield finding(
-                "parameter-required",
-                name,
-                f"{name}: the parameter {one} had the default {old[one]['default']} and has none",
-                rule=f"pass {one} to {name}",
-                detail=one,
-                **sides,
-            )
+            was = old[one]["default"]
+            said = f"{name}: the parameter {one} had the default {was} and has none"
+            yield _Change("parameter-required", said, f"pass {one} to {name}", one)
     changed = [
         f"{one} was {old[one]['default']}, now {new[one]['default']}"
         for one in old
@@ -256,14 +220,9 @@ def _defaults(
         and old[one]["default"] != new[one]["default"]
     ]
     if changed:
-        yield finding(
-            "default-changed",
-            name,
-            f"{name}: {'; '.join(changed)}",
-            rule=f"pass what matters of {name} rather than leave it to the default",
-            count=len(changed),
-            **sides,
-        )
+        rule = f"pass what matters of {name} rather than leave it to the default"
+        said = f"{name}: {'; '.join(changed)}"
+        yield _Change("default-changed", said, rule, summed=len(changed))
 
 
 def renamed_parameters(
