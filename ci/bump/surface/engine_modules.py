@@ -23,8 +23,6 @@ KEPT_SOURCE = 64 << 20
 NOTHING: Origins = frozenset()
 WITHOUT_FLASHINFER = {"torch", *sys.stdlib_module_names}
 """Packages of which no class inherits from FlashInfer's."""
-MOST_BASES = 20
-"""Classes above one another that are followed."""
 TORCH_OPS = f"torch.ops.{FLASHINFER}."
 FOLLOWED = (ast.Name, ast.Attribute, ast.Call, ast.IfExp, ast.BoolOp, ast.NamedExpr, ast.Subscript)
 """Expressions that may be a callable itself rather than another value."""
@@ -217,6 +215,40 @@ class Module:
         return ".".join([*kept, *([node.module] if node.module else [])])
 
 
+class Answers:
+    """Answers to questions that may ask each other in a circle."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, frozenset[str]] = {}
+        self._asked: list[object] = []
+        self._circle = sys.maxsize
+
+    def once(
+        self, key: object, ask: Callable[[], frozenset[str]], unknown: frozenset[str]
+    ) -> frozenset[str]:
+        """Answer a question once; one that is asked inside of itself adds nothing.
+
+        One that lies too deep is ``unknown``, and not for good: it may be asked again by itself.
+        """
+        if key in self._known:
+            return self._known[key]
+        if key in self._asked:
+            self._circle = min(self._circle, self._asked.index(key))
+            return frozenset()
+        place = len(self._asked)
+        self._asked.append(key)
+        try:
+            found = ask()
+        except RecursionError:
+            return unknown
+        finally:
+            self._asked.pop()
+        if self._circle >= place:  # else the answer lacks what is still being asked
+            self._known[key] = found
+            self._circle = sys.maxsize
+        return found
+
+
 class Engine:
     """The modules of an engine, parsed where they are asked for, and what their names stand for."""
 
@@ -231,17 +263,15 @@ class Engine:
         self._packages = {each.module for each in self.files if each.is_package}
         self._parsed: dict[int, Module] = {}
         self._kept = 0
-        self._known: dict[object, Origins] = {}
+        self._answers = Answers()
         self.returning: set[str] = set()
         """Functions that return what is FlashInfer's."""
-        self._asked: list[object] = []
-        self._circle = sys.maxsize
 
     def follow_calls_of(self, function: str) -> None:
         """Follow what a function returns from now on: earlier answers lack it."""
         if function not in self.returning:
             self.returning.add(function)
-            self._known.clear()
+            self._answers = Answers()
 
     def module(self, file: EngineFile) -> Module:
         """Return a file's module."""
@@ -268,35 +298,12 @@ class Engine:
             )
         ]
 
-    def _once(self, key: object, name: str, ask: Callable[[], Origins]) -> Origins:
-        """Answer a question once; one that is asked inside of itself adds nothing.
-
-        One that lies too deep is not known, and not answered for good: it may be asked alone.
-        """
-        if key in self._known:
-            return self._known[key]
-        if key in self._asked:
-            self._circle = min(self._circle, self._asked.index(key))
-            return NOTHING
-        place = len(self._asked)
-        self._asked.append(key)
-        try:
-            found = ask()
-        except RecursionError:
-            return frozenset([f"{UNKNOWN}.{name}"])
-        finally:
-            self._asked.pop()
-        if self._circle >= place:  # else the answer lacks what is still being asked
-            self._known[key] = found
-            self._circle = sys.maxsize
-        return found
-
     def follow(self, dotted: str) -> Origins:
         """Return what an imported name is: FlashInfer's, or what the engine's own module binds."""
         if is_flashinfer(dotted):
             return frozenset([dotted])
-        last = dotted.rpartition(".")[2]
-        return self._once(dotted, last, lambda: self._followed(dotted))
+        unknown = frozenset([f"{UNKNOWN}.{dotted.rpartition('.')[2]}"])
+        return self._answers.once(dotted, lambda: self._followed(dotted), unknown)
 
     def _followed(self, dotted: str) -> Origins:
         parts = dotted.split(".")
@@ -329,7 +336,8 @@ class Engine:
         """Return what a name of a module is: at a place of it, or whatever the scope."""
         scope = module.scope(at, name) if at else None
         key = (id(module.file), name, place_of(scope))  # the module may be parsed again
-        return self._once(key, name, lambda: self._name(module, name, scope))
+        unknown = frozenset([f"{UNKNOWN}.{name}"])
+        return self._answers.once(key, lambda: self._name(module, name, scope), unknown)
 
     def _name(self, module: Module, name: str, scope: ast.AST | None) -> Origins:
         found: set[str] = set()
@@ -426,7 +434,8 @@ class Engine:
             return NOTHING
         for other, function in self.definitions(module, node.func):
             key = (id(other.file), place_of(function), number)
-            found |= self._once(key, "", partial(self._results, other, function, number))
+            results = partial(self._results, other, function, number)
+            found |= self._answers.once(key, results, frozenset([f"{UNKNOWN}."]))
         return frozenset(found) if any(map(is_flashinfer, found)) else NOTHING
 
     def _results(self, module: Module, function: ast.AST, number: int | None) -> Origins:
@@ -454,18 +463,6 @@ class Engine:
             for each in ast.walk(function)
             if isinstance(each, FUNCTIONS) and each is not function
         )
-
-    def may_inherit(self, module: Module, of: ast.AST, most: int = MOST_BASES) -> bool:
-        """Whether a class may have FlashInfer's methods: not if all its bases are known."""
-        for base in of.bases if isinstance(of, ast.ClassDef) else ():
-            classes = self.definitions(module, base)
-            origins = self.origins(module, base)
-            known = {each.partition(".")[0] for each in origins} <= WITHOUT_FLASHINFER
-            if not known or not (classes or origins) or not most:
-                return True
-            if any(self.may_inherit(other, each, most - 1) for other, each in classes):
-                return True
-        return False
 
     def definitions(self, module: Module, node: ast.expr) -> list[tuple[Module, ast.AST]]:
         """Return the engine's functions that a name may be, with their modules."""

@@ -23,7 +23,7 @@ from .engine_modules import (
     place_of,
     string,
 )
-from .receivers import Classes, Receivers
+from .receivers import Classes, Receivers, is_annotation
 
 IMPORT, CALL, VALUE, NAME, TEXT = "import", "call", "value", "name", "text"
 COPY, NUMBER = "copy", "number"
@@ -225,7 +225,6 @@ class _Places:
     def __init__(self, names: Names, module: Module) -> None:
         self.names, self.module = names, module
         self.parents = module.parents
-        self.own: dict[tuple[ast.ClassDef, str], bool] = {}
 
     def all(self) -> Iterator[Mention]:
         """Return all of them."""
@@ -302,31 +301,9 @@ class _Places:
         """
         if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
             return False
-        of = self._class_of(node)
-        if of is None:
-            return False
-        key = (of, node.attr)
-        if key not in self.own:
-            self.own[key] = any(
-                isinstance(e, FUNCTIONS) and e.name == node.attr for e in of.body
-            ) or (
-                any(self._assigns_own(e, node.attr, of) for e in ast.walk(of))
-                and not self.names.engine.may_inherit(self.module, of)
-            )
-        origins = self.names.engine.origins
-        return self.own[key] and not any(
-            is_flashinfer(origin) for base in of.bases for origin in origins(self.module, base)
-        )
-
-    def _assigns_own(self, node: ast.AST, name: str, of: ast.ClassDef) -> bool:
-        if not (isinstance(node, ast.Attribute) and node.attr == name):
-            return False
-        is_own = isinstance(node.value, ast.Name) and node.value.id == "self"
-        return is_own and isinstance(node.ctx, ast.Store) and self._class_of(node) is of
-
-    def _class_of(self, node: ast.AST) -> ast.ClassDef | None:
         scopes = (each for each in self.module.scopes(node) if isinstance(each, ast.ClassDef))
-        return next(scopes, None)
+        of = next(scopes, None)
+        return of is not None and self.names.receivers.has_own(self.module, of, node.attr)
 
     def _expression(self, node: ast.expr) -> Iterator[Mention]:
         for origin in sorted(self.names.engine.origins(self.module, node)):
@@ -477,20 +454,10 @@ class _Places:
             return NAME, "a part of it is read"
         if isinstance(parent, (ast.Compare, ast.Expr, *TRIED)) or is_not or called in CHECKS:
             return NAME, "asked for"
-        if self._is_annotation(node):
+        if is_annotation(node, self.module):
             return NAME, "a type"
         followed = self._is_result_followed(node)
         return (NAME, "returned to its callers") if followed else (VALUE, HANDED_ON)
-
-    def _is_annotation(self, node: ast.AST) -> bool:
-        parent = self.parents.get(node)
-        while isinstance(node, ast.expr) and parent is not None:
-            if isinstance(parent, (ast.arg, ast.AnnAssign)) and parent.annotation is node:
-                return True
-            if isinstance(parent, FUNCTIONS) and parent.returns is node:
-                return True
-            node, parent = parent, self.parents.get(parent)
-        return False
 
     def _call(self, node: ast.Call) -> Iterator[Mention]:
         called = called_name(node)
@@ -529,7 +496,9 @@ class _Places:
         found = list(self._named_by(text, called))
         if not found or (call and self.names.engine.origins(self.module, call)):
             return  # the call is followed as the attribute that it reads
-        asked = called == "hasattr" or self._is_only_checked(node) or self._is_annotation(node)
+        asked = (
+            called == "hasattr" or self._is_only_checked(node) or is_annotation(node, self.module)
+        )
         for origin in found:
             if asked:
                 yield self._at(node, NAME, origin, "asked for by a string")

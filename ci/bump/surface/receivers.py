@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from .engine_modules import (
     SCOPES,
     UNKNOWN,
     WITHOUT_FLASHINFER,
+    Answers,
     Bound,
     Engine,
     Module,
@@ -68,9 +68,7 @@ class Receivers:
         """
         self._engine, self._naming = engine, naming
         self._own = {each.module.partition(".")[0] for each in engine.files}
-        self._known: dict[object, Classes] = {}
-        self._asked: list[object] = []
-        self._circle = sys.maxsize
+        self._answers = Answers()
         self._callers: dict[str, list[tuple[Module, ast.AST]]] = {}
 
     def of(self, module: Module, node: ast.expr, method: str) -> Classes:
@@ -91,27 +89,7 @@ class Receivers:
 
     def _objects(self, module: Module, node: ast.expr) -> Classes:
         key = (id(module.file), place_of(node), type(node), ast.dump(node)[:200])
-        return self._once(key, lambda: self._of_expression(module, node))
-
-    def _once(self, key: object, ask: Callable[[], Classes]) -> Classes:
-        """Answer a question once; one that is asked inside of itself adds nothing."""
-        if key in self._known:
-            return self._known[key]
-        if key in self._asked:
-            self._circle = min(self._circle, self._asked.index(key))
-            return NONE
-        place = len(self._asked)
-        self._asked.append(key)
-        try:
-            found = ask()
-        except RecursionError:
-            return ANYTHING
-        finally:
-            self._asked.pop()
-        if self._circle >= place:  # else it may lack what is still being asked
-            self._known[key] = found
-            self._circle = sys.maxsize
-        return found
+        return self._answers.once(key, lambda: self._of_expression(module, node), ANYTHING)
 
     def _of_expression(self, module: Module, node: ast.expr) -> Classes:
         ask: Mapping[type[ast.expr], Callable[[Module, Any], Classes]] = {
@@ -167,15 +145,12 @@ class Receivers:
         for node, value in _bindings(module).get(name, ()):
             if module.scope(node, name) is not scope:
                 continue
-            is_annotation = isinstance(self._parent(module, node), ast.AnnAssign)
+            is_annotation = isinstance(module.parents.get(node), ast.AnnAssign)
             if is_annotation and (said := self._annotated(module, _annotation(module, node))):
                 found |= said
                 continue
             found |= self._objects(module, value) if value is not None else NONE
         return found
-
-    def _parent(self, module: Module, node: ast.AST) -> ast.AST | None:
-        return module.parents.get(node)
 
     def _of_argument(
         self, module: Module, function: ast.FunctionDef | ast.AsyncFunctionDef, argument: ast.arg
@@ -206,7 +181,7 @@ class Receivers:
             self._callers[function] = list(self._naming(function))
         for module, node in self._callers[function]:
             parent = module.parents.get(node)
-            if isinstance(node, ast.ImportFrom) or _is_annotation(node, module):
+            if isinstance(node, ast.ImportFrom) or is_annotation(node, module):
                 continue
             if not (isinstance(parent, ast.Call) and parent.func is node):
                 if isinstance(parent, ast.ClassDef) and node in parent.bases:
@@ -377,10 +352,22 @@ class Receivers:
             made |= inherited or {OTHER}
         return frozenset(made)
 
+    def has_own(self, module: Module, of: ast.ClassDef, name: str) -> bool:
+        """Whether a class has a method or an attribute that is none of FlashInfer's.
+
+        One that it assigns may replace an inherited method, unless it inherits none.
+        """
+        (instance,) = self._instance(module, of)
+        bases = {each for each in self._lineage(instance) if isinstance(each, str)}
+        if any(isinstance(each, FUNCTIONS) and each.name == name for each in of.body):
+            return not any(map(is_flashinfer, bases))
+        assigned = (node for node, _ in _attributes(module).get(name, ()))
+        return bases <= ANOTHER and any(_is_of_self(node, module, of) for node in assigned)
+
     def _member(self, instance: str, name: str) -> Classes:
         """Return what an attribute of an engine's object is."""
         key = (instance, name)
-        return self._once(key, lambda: self._attribute_of(instance, name))
+        return self._answers.once(key, lambda: self._attribute_of(instance, name), ANYTHING)
 
     def _attribute_of(self, instance: str, name: str) -> Classes:
         found = NONE
@@ -484,7 +471,7 @@ def _class_around(module: Module, node: ast.AST) -> ast.ClassDef | None:
     return around if isinstance(around, ast.ClassDef) else None
 
 
-def _is_annotation(node: ast.AST, module: Module) -> bool:
+def is_annotation(node: ast.AST, module: Module) -> bool:
     """Whether a name is read for its type only."""
     parent = module.parents.get(node)
     while isinstance(parent, ast.expr):
