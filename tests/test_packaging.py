@@ -47,14 +47,14 @@ READ_DATA = """
 import json
 from kernelproof.ci.check.law_book import law_book
 from kernelproof.fixtures import CORPUS, FOLDER
-from kernelproof.impl.gating.evidence import known_cells, seen
+from kernelproof.impl.gating.knowledge import table
 from kernelproof.properties.findings.corpus import read_corpus
 print(json.dumps({
     "home": str(FOLDER),
     "cases": [case.path.name for case in read_corpus(CORPUS)],
     "laws": len(law_book()),
-    "cells": len(known_cells()),
-    "seen": len(seen().kernels),
+    "cells": len(table().modules),
+    "seen": len(table().kernels),
 }))
 """
 

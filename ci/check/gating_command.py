@@ -15,7 +15,7 @@ from rich.text import Text
 from ... import __version__
 from ...impl import ImplementationNotFoundError, UnsupportedError
 from ...impl.gating import RulesError, load_rules
-from ...impl.gating.tried import SCHEMA
+from ...impl.gating.knowledge import SCHEMA
 from ...impl.protocol import EVERY_RULE
 from ...impl.registry import resolve_name
 from ...impl.targets.registrations import Registration

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ..support.markdown import support_matrix
+from ..support.rendering import support_matrix
 from .command_book import command_book
 from .field_book import field_book
 from .law_book import law_book

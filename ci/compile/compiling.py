@@ -1,7 +1,8 @@
-"""Compile evidence: FlashInfer's own modules built for chips that are not here, in parallel.
+"""`kernelproof support --compile`: FlashInfer's own modules built for chips that are not here.
 
-Objects only: nothing is linked, loaded or run. The flags are FlashInfer's own. What came of an
-object is remembered in a cache, so that an interrupted run goes on where it was.
+In parallel, and objects only: nothing is linked, loaded or run. The flags are FlashInfer's own.
+What came of an object is remembered under the user's cache folder, so that an interrupted run goes
+on where it was.
 """
 
 from __future__ import annotations
@@ -13,24 +14,29 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 from ...impl.flashinfer.modules import BROKEN, GENERATED, Unit
-from ...impl.gating.compile_evidence import (
+from ...impl.gating.knowledge import (
     COMPILED,
     FAILED,
     INCOMPLETE,
     UNJUDGED,
-    Evidence,
-    Record,
+    Compilation,
+    CompiledUnit,
 )
+from ...impl.targets.capability import parse_capability
+from ...impl.targets.data_files import read_json
+from ...properties.findings.files import dumps, write_text
 from ...properties.isolation.machine import cores
+from ..console.errors import MachineError, UsageRefusedError
+from ..console.outputs import Outputs
+from ..releases.sandboxes import cache_folder, sandbox
 from ..releases.subprocess_runner import STOPPED
-from .cache import recall, remember
-from .generating import Job, Plan, Release, plan_units
-from .nvcc import COMPILES, FAILS, UNDECIDED, Compiled, Nvcc, compile_object
+from .generating import Job, Plan, Release, choose_units, plan_units, release_in
+from .nvcc import COMPILES, FAILS, UNDECIDED, Compiled, Nvcc, compile_object, find_nvcc
 
 DEADLINE_SECONDS = 600.0
 """Most seconds of compiling one object."""
@@ -78,6 +84,68 @@ class Work:
         self.say(f"{what}; at work: {', '.join(shown)}{others}" if shown else what)
 
 
+def compile_support(
+    releases: Sequence[str],
+    chips: Sequence[str],
+    *,
+    units: Sequence[str] = (),
+    outputs: Outputs | None = None,
+    jobs: int = 0,
+    deadline: float = DEADLINE_SECONDS,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Compilation:
+    """Find what is asked for, compile it, and write the records.
+
+    Args:
+        releases: as ``sandbox`` takes them: versions, wheels, folders.
+        chips: as ``parse_capability`` reads them.
+        units: names of ``flashinfer_modules.UNITS``; all of them if empty.
+        outputs: file of the records, named by ``--json``.
+        jobs: compilers at a time; one a core, if 0.
+        deadline: seconds that one object may take.
+        tell: called with a line of progress every few seconds.
+
+    Raises:
+        UsageRefusedError: what is asked for does not exist, or the file cannot be written.
+        SandboxError: a release cannot be had.
+        MachineError: there is no nvcc, or nothing at all could be compiled.
+    """
+    chosen = choose_units(units)
+    targets = list(dict.fromkeys(_chip(text) for text in chips))
+    nvcc = find_nvcc()
+    found = {release.version: release for release in (_release(text, tell) for text in releases)}
+    command = ["kernelproof support --compile", ",".join(map(str, targets))]
+    command += [f"--flashinfer {version}" for version in found]
+    command += [f"--unit {unit.name}" for unit in chosen] if units else []
+    evidence = compile_modules(
+        list(found.values()),
+        targets,
+        chosen,
+        nvcc=nvcc,
+        jobs=jobs,
+        deadline=deadline,
+        tell=tell,
+        command=" ".join(command),
+    )
+    (outputs or Outputs()).write({"--json": evidence.to_json})
+    if evidence.records and all(record.status == UNJUDGED for record in evidence.records):
+        message = f"nothing could be compiled: {evidence.records[0].message}"
+        raise MachineError(message)
+    return evidence
+
+
+def _chip(text: str) -> int:
+    try:
+        return parse_capability(text)
+    except ValueError as error:
+        message = f"--compile: {error}"
+        raise UsageRefusedError(message) from error
+
+
+def _release(text: str, tell: Callable[[str], None]) -> Release:
+    return release_in(sandbox(text, tell=tell))
+
+
 def compile_modules(
     releases: Sequence[Release],
     chips: Sequence[int],
@@ -88,7 +156,7 @@ def compile_modules(
     deadline: float = DEADLINE_SECONDS,
     tell: Callable[[str], None] = lambda _: None,
     command: str = "",
-) -> Evidence:
+) -> Compilation:
     """Compile units of releases for chips; Ctrl-C ends it, and what is done is kept.
 
     Args:
@@ -114,7 +182,7 @@ def compile_modules(
             work.stop.set()
             pool.shutdown(cancel_futures=True)
     records = [record for plan in plans if (record := record_of(plan, work.ended)) is not None]
-    return Evidence(
+    return Compilation(
         nvcc=nvcc.version,
         date=dt.datetime.now(dt.timezone.utc).date().isoformat(),
         command=command,
@@ -205,9 +273,9 @@ def _as_they_end(futures: Sequence[Future[T]], tick: Callable[[], None]) -> Iter
             told = time.monotonic()
 
 
-def record_of(plan: Plan, ended: Mapping[str, Compiled]) -> Record | None:
+def record_of(plan: Plan, ended: Mapping[str, Compiled]) -> CompiledUnit | None:
     """Sum a unit's objects up; None where the run ended before all of them."""
-    record = Record(
+    record = CompiledUnit(
         plan.release,
         plan.sm,
         plan.unit.name,
@@ -240,3 +308,26 @@ def record_of(plan: Plan, ended: Mapping[str, Compiled]) -> Record | None:
         seconds=round(sum(each.seconds for _, each in found), 1),
         message=message,
     )
+
+
+def recall(key: str) -> Compiled | None:
+    """Return what is remembered; None where there is nothing, or nothing that can be read."""
+    try:
+        return Compiled(**read_json(_file(key), ValueError))
+    except (ValueError, TypeError):
+        return None
+
+
+def remember(key: str, compiled: Compiled) -> str:
+    """Keep a result, unless it is the machine's fault; say why it could not be kept."""
+    if compiled.state == UNDECIDED:
+        return ""
+    try:
+        write_text(_file(key), dumps(asdict(compiled)))
+    except OSError as error:
+        return f"{cache_folder()}: nothing can be kept there ({error.strerror})"
+    return ""
+
+
+def _file(key: str) -> Path:
+    return cache_folder() / "compile" / key[:2] / f"{key}.json"

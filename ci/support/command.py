@@ -20,101 +20,55 @@ if TYPE_CHECKING:
     from ...impl.gating import RuleBook
     from .rows import Matrix
 
-SWITCH = {"is_flag": True, "default": None}
-FEATURE_OPTIONS = (
-    click.option(
-        "--operation",
-        metavar="OP",
-        help="Such as paged_attention, mla, moe.",
-        shell_complete=feature_values,
-    ),
-    click.option(
-        "--backend",
-        metavar="NAME",
-        help="Such as fa2, trtllm-gen, cutlass, triton.",
-        shell_complete=feature_values,
-    ),
-    click.option(
-        "--phase",
-        metavar="PHASE",
-        help="decode, prefill, or mixed (a batch of both).",
-        shell_complete=feature_values,
-    ),
-    click.option("--head-dim", "head_dim_qk", type=int, metavar="D", help="Of queries and keys."),
-    click.option("--head-dim-vo", type=int, metavar="D", help="Of values, where it differs."),
-    click.option(
-        "--q-dtype",
-        metavar="T",
-        help="Of queries, or of a MoE's activations.",
-        shell_complete=feature_values,
-    ),
-    click.option(
-        "--kv-dtype",
-        metavar="T",
-        help="Of the KV cache: bf16, fp8, nvfp4, ...",
-        shell_complete=feature_values,
-    ),
-    click.option("--kv-storage", metavar="T", help="uint8, where the cache is a tensor of bytes."),
-    click.option("--kv-layout", metavar="L", help="NHD or HND.", shell_complete=feature_values),
-    click.option("--page-size", type=int, metavar="N", help="Keys a page."),
-    click.option("--group-size", type=int, metavar="N", help="Query heads a KV head."),
-    click.option("--query-len", type=int, metavar="N", help="Query tokens a request in decode."),
-    click.option("--ragged-queries", help="Other requests have fewer of them.", **SWITCH),  # type: ignore[arg-type]
-    click.option("--window", help="With a sliding window.", **SWITCH),  # type: ignore[arg-type]
-    click.option("--soft-cap", help="With a soft cap on logits.", **SWITCH),  # type: ignore[arg-type]
-    click.option("--sinks", help="With attention sinks.", **SWITCH),  # type: ignore[arg-type]
-    click.option(
-        "--mask",
-        metavar="MASK",
-        help="none, causal, custom or, of draft tokens, tree.",
-        shell_complete=feature_values,
-    ),
-    click.option(
-        "--padding",
-        metavar="KIND",
-        help="The emptiest requests: none, no_query, few_keys or no_keys.",
-        shell_complete=feature_values,
-    ),
-    click.option(
-        "--activation",
-        metavar="NAME",
-        help="Of a MoE: swiglu, relu2, ...",
-        shell_complete=feature_values,
-    ),
-    click.option(
-        "--quantisation",
-        metavar="NAME",
-        help="Of a MoE's weights: none, nvfp4, ...",
-        shell_complete=feature_values,
-    ),
-    click.option(
-        "--routing",
-        metavar="NAME",
-        help="Routing method: renormalize, deepseek_v3, ...",
-        shell_complete=feature_values,
-    ),
-)
-
-
+FIELDS: dict[str, tuple[str, str]] = {
+    "--operation": ("OP", "Such as paged_attention, mla, moe."),
+    "--backend": ("NAME", "Such as fa2, trtllm-gen, cutlass, triton."),
+    "--phase": ("PHASE", "decode, prefill, or mixed (a batch of both)."),
+    "--head-dim": ("D", "Of queries and keys."),
+    "--head-dim-vo": ("D", "Of values, where it differs."),
+    "--q-dtype": ("T", "Of queries, or of a MoE's activations."),
+    "--kv-dtype": ("T", "Of the KV cache: bf16, fp8, nvfp4, ..."),
+    "--kv-storage": ("T", "uint8, where the cache is a tensor of bytes."),
+    "--kv-layout": ("L", "NHD or HND."),
+    "--page-size": ("N", "Keys a page."),
+    "--group-size": ("N", "Query heads a KV head."),
+    "--query-len": ("N", "Query tokens a request in decode."),
+    "--ragged-queries": ("", "Other requests have fewer of them."),
+    "--window": ("", "With a sliding window."),
+    "--soft-cap": ("", "With a soft cap on logits."),
+    "--sinks": ("", "With attention sinks."),
+    "--mask": ("MASK", "none, causal, custom or, of draft tokens, tree."),
+    "--padding": ("KIND", "The emptiest requests: none, no_query, few_keys or no_keys."),
+    "--activation": ("NAME", "Of a MoE: swiglu, relu2, ..."),
+    "--quantisation": ("NAME", "Of a MoE's weights: none, nvfp4, ..."),
+    "--routing": ("NAME", "Routing method: renormalize, deepseek_v3, ..."),
+}
+"""By the option of each field of a feature, what stands for its value, and its help. A switch has
+no value."""
+NUMBERS = ("D", "N")
+WITHOUT_COMPLETION = ("--kv-storage",)
 SECTIONS = {
     "Chips and releases": ("--sm", "--flashinfer", "--against"),
-    "The call": (
-        "--operation", "--backend", "--phase", "--head-dim", "--head-dim-vo", "--q-dtype",
-        "--kv-dtype", "--kv-storage", "--kv-layout", "--page-size", "--group-size", "--query-len",
-        "--ragged-queries", "--window", "--soft-cap", "--sinks", "--mask", "--padding",
-        "--activation", "--quantisation", "--routing",
-    ),
+    "The call": tuple(FIELDS),
     "What to answer": ("--require", "--explain", "--declared", "--compile", "--unit", "--jobs"),
     "Outputs": ("--json", "--markdown"),
     "Support rules": ("--rules",),
-}  # fmt: skip
+}
 """Options by the heading under which help shows them."""
 
 
 def feature_options(command: Callable[..., int]) -> Callable[..., int]:
     """Add an option for each field of a feature."""
-    for option in reversed(FEATURE_OPTIONS):
-        command = option(command)
+    for flag, (stands_for, said) in reversed(FIELDS.items()):
+        name = "head_dim_qk" if flag == "--head-dim" else flag.strip("-").replace("-", "_")
+        kind: dict[str, Any] = {"metavar": stands_for, "shell_complete": feature_values}
+        if not stands_for:
+            kind = {"is_flag": True, "default": None}
+        elif stands_for in NUMBERS:
+            kind = {"metavar": stands_for, "type": int}
+        elif flag in WITHOUT_COMPLETION:
+            del kind["shell_complete"]
+        command = click.option(flag, name, help=said, **kind)(command)
     return command
 
 
@@ -195,7 +149,7 @@ def support(
         message = f"--rules: {error}" if folder else str(error)
         raise UsageRefusedError(message) from error
     if declared:
-        from .declared_command import compare_releases
+        from .declared import compare_releases
 
         return compare_releases(declared, book=book, outputs=outputs, tell=_tell)
     if len(releases) > 1:
@@ -252,7 +206,7 @@ def _compile(
     jobs: int | None,
     outputs: Outputs,
 ) -> int:
-    from ..compile.command import compile_support
+    from ..compile.compiling import compile_support
 
     if not releases:
         message = "--compile needs --flashinfer VERSION, or a folder with a release in it"
@@ -305,7 +259,7 @@ def _explain(
 ) -> int:
     from ...impl.gating import Feature
     from ..console.terminal import console
-    from .display import print_explanation
+    from .rendering import print_explanation
     from .rows import target_of
 
     if len(chips) != 1:
@@ -317,7 +271,7 @@ def _explain(
 
 def _print(made: Matrix, *, reasons: bool) -> None:
     from ..console.terminal import console
-    from .display import print_matrix, print_reasons
+    from .rendering import print_matrix, print_reasons
 
     out = console(sys.stdout)
     print_matrix(out, made)
@@ -327,8 +281,7 @@ def _print(made: Matrix, *, reasons: bool) -> None:
 
 def _compare(made: Matrix, other: Matrix, outputs: Outputs) -> int:
     from ..console.terminal import console
-    from .display import print_differences
-    from .markdown import differences_to_markdown
+    from .rendering import differences_to_markdown, print_differences
     from .rows import differences
 
     found = differences(made, other)
@@ -350,7 +303,7 @@ def _compare(made: Matrix, other: Matrix, outputs: Outputs) -> int:
 
 
 def _write(made: Matrix, book: RuleBook, outputs: Outputs) -> None:
-    from .markdown import matrix_page
+    from .rendering import matrix_page
 
     def page() -> str:
         return matrix_page(made, book)

@@ -7,10 +7,17 @@ what FlashInfer admits and somebody has seen fail, and such a disagreement is ex
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any
 
+import click
+from rich.console import Console
+from rich.text import Text
+
+from ...impl.flashinfer_declarations import DeclarationsError, declarations
 from ...impl.gating import (
     Decision,
     Feature,
@@ -20,14 +27,20 @@ from ...impl.gating import (
     decide,
     load_rules,
 )
-from .claims import Claim, claims
+from ...impl.gating.knowledge import DECLARED, Knowledge
+from ...properties.verdicts.text import count_of
+from ..console.errors import CONFORMING, MACHINE, NONCONFORMING
+from ..console.outputs import Outputs
+from ..console.terminal import console
+from ..releases.sandboxes import Tell, quietly, sandbox
+from ..reports.display import say
+from .claims import claims
 from .facts import Declarations
 
+SCHEMA = "kernelproof/declared/1"
 ALLOWED, REFUSED, UNKNOWN, DATA = "allowed", "refused", "unknown", "data"
 """Kinds: the rules allow what the release refuses; refuse what it admits; do not speak of what it
 admits; hold other data than it does."""
-SEEN = ("reported", "compiled", "run")
-"""Evidence of a rule that outweighs a declaration."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +95,7 @@ def disagreements(declared: Declarations, book: RuleBook | None = None) -> list[
     """
     found = [*_artifacts(declared, book or load_rules())]
     for claim in claims(declared):
-        target = Target(sm=claim.chip, flashinfer=declared["flashinfer"])
+        target = Target(sm=claim.sm, flashinfer=declared["flashinfer"])
         decision = decide(claim.feature, target, book=book)
         kind = _kind(claim, decision)
         if kind:
@@ -90,17 +103,16 @@ def disagreements(declared: Declarations, book: RuleBook | None = None) -> list[
     return sorted(found, key=lambda each: each.explained)
 
 
-def _kind(claim: Claim, decision: Decision) -> str:
+def _kind(claim: Knowledge, decision: Decision) -> str:
     """Return the kind of a disagreement; empty where there is none."""
-    if not claim.admits:
+    if not claim.supported:
         return ALLOWED if decision.supported else ""
     if decision.supported or not claim.firm:
         return ""
     return REFUSED if decision.status == "refused" else UNKNOWN
 
 
-def _disagreement(kind: str, claim: Claim, decision: Decision, version: str) -> Disagreement:
-    said = "; ".join(fact.says for fact in claim.facts)
+def _disagreement(kind: str, claim: Knowledge, decision: Decision, version: str) -> Disagreement:
     verb = {
         ALLOWED: "supported by the rules",
         REFUSED: "refused by the rules",
@@ -108,24 +120,25 @@ def _disagreement(kind: str, claim: Claim, decision: Decision, version: str) -> 
     }[kind]
     rule = f" ({decision.rule}, {decision.evidence})" if decision.rule else ""
     against = "but" if kind == ALLOWED else "although"
-    where = f"{claim.feature.backend} on {capability_name(claim.chip)}"
+    where = f"{claim.feature.backend} on {capability_name(claim.sm)}"
     sentence = (
         f"{claim.topic}: {claim.feature} with {where} is {verb}{rule}, {against} "
-        f"flashinfer {version} says: {said}"
+        f"flashinfer {version} says: {claim.says}"
     )
     return Disagreement(
-        id=f"{claim.topic}/{claim.chip}/{_detail(claim.feature)}".replace(" ", "-"),
+        id=f"{claim.topic}/{claim.sm}/{_detail(claim.feature)}".replace(" ", "-"),
         topic=claim.topic,
         kind=kind,
         version=version,
-        chip=claim.chip,
-        declared=said,
-        declared_in="; ".join(dict.fromkeys(fact.source for fact in claim.facts if fact.source)),
+        chip=claim.sm,
+        declared=claim.says,
+        declared_in=claim.source,
         status=decision.status,
         rule=decision.rule,
         rule_source=decision.source,
         evidence=decision.evidence,
-        explained=kind != UNKNOWN and decision.evidence in SEEN,
+        # What was reported, compiled or run outweighs a declaration.
+        explained=kind != UNKNOWN and decision.evidence not in ("", DECLARED),
         sentence=sentence,
         feature=claim.feature,
     )
@@ -175,3 +188,129 @@ def _same_hash(one: str, other: str) -> bool:
     """Compare two hashes of which either may be shortened."""
     length = min(len(one), len(other))
     return length > 0 and one[:length] == other[:length]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One release beside the rules.
+
+    Attributes:
+        release: as it was asked for.
+        version: that it is; empty if it could not be had.
+        compared: number of calls and chips that were compared.
+        disagreements: those that nothing explains first.
+        failure: why the release could not be compared, in a sentence; empty if it could.
+        code: exit code that is due to the failure.
+    """
+
+    release: str
+    version: str = ""
+    compared: int = 0
+    disagreements: tuple[Disagreement, ...] = ()
+    failure: str = ""
+    code: int = CONFORMING
+
+    @property
+    def findings(self) -> list[Disagreement]:
+        """Those that nothing explains."""
+        return [each for each in self.disagreements if not each.explained]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-able dictionary."""
+        return {
+            "release": self.release,
+            "flashinfer": self.version,
+            "compared": self.compared,
+            "failure": self.failure,
+            "disagreements": [each.to_json() for each in self.disagreements],
+        }
+
+
+def compare(release: str, *, book: RuleBook | None = None, tell: Tell = quietly) -> Comparison:
+    """Compare a release with the rules; the result says so if it cannot be obtained.
+
+    Args:
+        release: a version, a wheel or a folder, see ``sandbox``.
+        book: of rules; the shipped ones if None.
+        tell: is given a line of progress now and then.
+
+    Raises:
+        RulesError: the shipped rules cannot be read.
+    """
+    try:
+        folder = sandbox(release, tell=tell)
+        tell(f"{release}: reading what it declares")
+        declared = declarations(folder)
+    except click.ClickException as error:
+        return Comparison(release, failure=error.message, code=error.exit_code)
+    except DeclarationsError as error:
+        return Comparison(release, failure=f"{release}: {error}", code=MACHINE)
+    found = disagreements(declared, book)
+    compared = sum(1 for _ in claims(declared))
+    return Comparison(release, declared["flashinfer"], compared, tuple(found))
+
+
+def compare_releases(
+    releases: Sequence[str],
+    *,
+    book: RuleBook | None = None,
+    outputs: Outputs | None = None,
+    tell: Callable[[str], None] = quietly,
+) -> int:
+    """Compare releases with the rules, print the disagreements, and give the exit code.
+
+    Args:
+        releases: versions, wheels or folders.
+        book: of rules; the shipped ones if None.
+        outputs: file of the result, named by ``--json``.
+        tell: is given a line of progress now and then.
+
+    Returns:
+        0 if the rules agree or know better; 1 if there is a finding; where a release could not be
+        compared 2 or 3, after the others are printed.
+
+    Raises:
+        UsageRefusedError: the file cannot be written.
+        RulesError: the shipped rules cannot be read.
+    """
+    compared = [compare(release, book=book, tell=tell) for release in releases]
+    out = console(sys.stdout)
+    for each in compared:
+        print_comparison(out, each)
+    content = {"schema": SCHEMA, "releases": [each.to_json() for each in compared]}
+    (outputs or Outputs()).write({"--json": lambda: content})
+    failed = max((each.code for each in compared), default=CONFORMING)
+    found = any(each.findings for each in compared)
+    return failed or (NONCONFORMING if found else CONFORMING)
+
+
+def print_comparison(out: Console, compared: Comparison) -> None:
+    """Print the disagreements of one release: those of one rule about one topic together."""
+    if compared.failure:
+        out.print(Text(f"--declared {compared.failure}", "bold yellow"), soft_wrap=True)
+        return
+    for members in _grouped(compared.disagreements):
+        first = members[0]
+        label = f"explained: {first.kind}" if first.explained else first.kind
+        rule = f"  ({first.rule}, {first.evidence}: {first.rule_source})" if first.rule else ""
+        chips = ", ".join(dict.fromkeys(capability_name(m.chip) for m in members if m.chip))
+        title = f"{label}  {first.topic}  {chips}{rule}"
+        more = len(members) - 1
+        told = first.sentence + (f"\nand {count_of(more, 'other call')} like it" if more else "")
+        style = "KNOWN" if first.explained else "FAIL"
+        say(out, title, f"{told}\n{first.declared_in}", style=style)
+    findings = len(compared.findings)
+    explained = len(compared.disagreements) - findings
+    sentence = (
+        f"flashinfer {compared.version}: {compared.compared:,} calls compared with what it "
+        f"declares, {count_of(findings, 'finding')}, {explained} explained by reports"
+    )
+    out.print(Text(sentence, "bold red" if findings else "bold green"), soft_wrap=True)
+
+
+def _grouped(found: Iterable[Disagreement]) -> Iterable[list[Disagreement]]:
+    def key(each: Disagreement) -> tuple[bool, str, str, str]:
+        return each.explained, each.kind, each.topic, each.rule
+
+    for _, members in groupby(sorted(found, key=key), key=key):
+        yield list(members)

@@ -7,12 +7,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...impl.gating import Feature
-
 RUBIN = 107
 HOPPER = 90
 Declarations = Mapping[str, Any]
 """What ``kernelproof.impl.flashinfer_declarations`` collects."""
+RUNNER_NAMES = {
+    "float16": "FP16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "E4M3",
+    "float8_e5m2": "E5M2",
+    "nvfp4": "E2M1",
+}
+"""What trtllm-gen's attention runner calls each element format."""
 
 
 @dataclass(frozen=True)
@@ -36,28 +42,6 @@ def fact(says: str, source: str, chips: Iterable[int], named: Iterable[int] | No
     """Return a fact; its chips are those that it admits, unless the arguments say otherwise."""
     admitted = frozenset(chips)
     return Fact(says, source, admitted, admitted if named is None else admitted & set(named))
-
-
-@dataclass(frozen=True)
-class Row:
-    """Facts about one call.
-
-    Attributes:
-        topic: of the comparison.
-        feature: the call.
-        facts: that are known; each must admit a chip.
-        firm: whether they are all that decides, so that the rules should allow what they admit.
-    """
-
-    topic: str
-    feature: Feature
-    facts: tuple[Fact, ...]
-    firm: bool
-
-
-def row(topic: str, feature: Feature, *facts: Fact | None, firm: bool) -> Row:
-    """Make a row; None is a fact that is not known."""
-    return Row(topic, feature, tuple(fact for fact in facts if fact is not None), firm)
 
 
 def listed(chips: Iterable[object]) -> str:
@@ -85,7 +69,7 @@ def named_chips(declared: Declarations) -> frozenset[int]:
     named |= {
         chip for each in declared["configs"] if not each["open_ended"] for chip in each["chips"]
     }
-    named |= set(_values(declared, "chips"))
+    named |= set(declared["fmha_runner"].get("chips", {}).get("values", ()))
     named |= {int(chip) for chip in declared["fused_moe_modules"]["modules"]}
     told = " ".join(declared["targets"].get(str(RUBIN), {}).get("flags", ()))
     return frozenset(named - {RUBIN} if f"compute_{RUBIN}" in told else named)
@@ -138,9 +122,8 @@ def family_heads(chips: Iterable[int]) -> set[int]:
 
 def fixed_flags(declared: Declarations, generator: str, flags: str, chip: int) -> Fact | None:
     """Return the only architecture that a generator compiles for; None if its flags say more."""
-    for each in declared["fixed_flags"]:
-        if (each["generator"], each["flags"]) == (generator, flags):
-            return fact(f"{generator} compiles with {flags}", each["source"], [chip])
+    for each in _entries(declared, "fixed_flags", generator=generator, flags=flags):
+        return fact(f"{generator} compiles with {flags}", each["source"], [chip])
     return None
 
 
@@ -155,11 +138,7 @@ def major_check(
         test: ``"not in"`` for a check that raises outside its majors, ``"in"`` for an assertion.
         last: of several checks, the last rather than the one with the most majors.
     """
-    found = [
-        each
-        for each in declared["python_checks"]
-        if (each["module"], each["function"], each["test"]) == (module, function, test)
-    ]
+    found = _entries(declared, "python_checks", module=module, function=function, test=test)
     if not found:
         return None
     chosen = found[-1] if last else max(found, key=lambda each: len(each["majors"]))
@@ -176,9 +155,8 @@ def majors_fact(declared: Declarations, name: str, check: Mapping[str, Any]) -> 
 
 def launcher(declared: Declarations, name: str) -> Fact | None:
     """Return the majors that a C++ launcher checks for; None where it checks for none."""
-    for each in declared["launcher_majors"]:
-        if each["launcher"] == name:
-            return majors_fact(declared, name, each)
+    for each in _entries(declared, "launcher_majors", launcher=name):
+        return majors_fact(declared, name, each)
     return None
 
 
@@ -191,18 +169,22 @@ def attention_runner(declared: Declarations) -> Fact | None:
     return fact(says, entry["source"], entry["values"])
 
 
-def runner_dtypes(declared: Declarations, *members: str) -> tuple[frozenset[str], str]:
-    """Return the data types that trtllm-gen's attention runner accepts, and the place of its check.
+def runner_dtype(declared: Declarations, name: str, dtype: str, *members: str) -> Fact | None:
+    """Whether trtllm-gen's attention runner accepts a data type; None where it checks for none.
 
     Args:
         declared: by the release.
+        name: what has the data type, such as the query.
+        dtype: the data type, by our name.
         members: names of the member in different releases; the first that there is counts.
     """
-    for member in members:
-        entry = declared["fmha_runner"].get(member)
-        if entry is not None:
-            return frozenset(entry["values"]), entry["source"]
-    return frozenset(), ""
+    entries = (declared["fmha_runner"].get(member) for member in members)
+    entry = next(filter(None, entries), None)
+    if entry is None or not entry["values"]:
+        return None
+    holds = RUNNER_NAMES[dtype] in entry["values"]
+    says = f"TllmGenFmhaRunner {'accepts' if holds else 'refuses'} {name} dtype {dtype}"
+    return everywhere(declared, says, entry["source"], holds=holds)
 
 
 def moe_module(declared: Declarations) -> Fact | None:
@@ -221,40 +203,50 @@ def moe_module(declared: Declarations) -> Fact | None:
 
 def moe_runner(declared: Declarations, name: str) -> Fact | None:
     """Return the architectures of a MoE runner class; None where there is none of that name."""
-    for each in declared["runners"]:
-        if each["runner"] == name:
-            says = f"{name} declares {listed(each['chips'])}"
-            return fact(says, each["source"], each["chips"])
+    for each in _entries(declared, "runners", runner=name):
+        return fact(f"{name} declares {listed(each['chips'])}", each["source"], each["chips"])
     return None
 
 
 def moe_config(declared: Declarations, name: str) -> Fact | None:
     """Return what a MoE configuration class answers; None where there is none of that name."""
-    for each in declared["configs"]:
-        if each["config"] == name:
-            says = f"{name}.supported admits {listed(each['chips'])}"
-            named = () if each["open_ended"] else None
-            return fact(says, each["source"], each["chips"], named)
+    for each in _entries(declared, "configs", config=name):
+        says = f"{name}.supported admits {listed(each['chips'])}"
+        named = () if each["open_ended"] else None
+        return fact(says, each["source"], each["chips"], named)
     return None
 
 
 def activation_kernel(declared: Declarations, backend: str, member: str) -> Fact | None:
     """Whether a backend's switch has a kernel for an activation; None without a switch."""
     entry = declared["activations"].get(backend)
-    if entry is None:
-        return None
-    holds = member in entry["values"]
-    says = f"{backend}'s switch has {'a' if holds else 'no'} case for {member}"
-    return everywhere(declared, says, entry["source"], holds=holds)
+    return _has(declared, entry, "values", f"{backend}'s switch", "case for", member)
 
 
 def enum_member(declared: Declarations, enum: str, member: str) -> Fact | None:
     """Whether an enum has a member; None without such an enum."""
-    entry = declared["enums"].get(enum)
+    return _has(declared, declared["enums"].get(enum), "members", enum, "member", member)
+
+
+def macro_branch(declared: Declarations, macro: str, value: object) -> Fact | None:
+    """Whether a dispatch macro has a branch for a value; None without such a macro."""
+    entry = declared["dispatch"].get(macro)
+    return _has(declared, entry, "values", macro, "branch for", value)
+
+
+def _has(
+    declared: Declarations,
+    entry: Mapping[str, Any] | None,
+    field: str,
+    owner: str,
+    what: str,
+    value: object,
+) -> Fact | None:
+    """Whether a field of an entry holds a value; None without the entry."""
     if entry is None:
         return None
-    holds = member in entry["members"]
-    says = f"{enum} has {'a' if holds else 'no'} member {member}"
+    holds = value in entry[field]
+    says = f"{owner} has {'a' if holds else 'no'} {what} {value}"
     return everywhere(declared, says, entry["source"], holds=holds)
 
 
@@ -272,11 +264,11 @@ def parameter(declared: Declarations, function: str, *names: str) -> Fact:
 def callable_there(declared: Declarations, function: str) -> Fact:
     """Whether a public callable exists."""
     entry = declared["signatures"].get(function)
-    holds = entry is not None
-    says = f"the release has {'a function' if holds else 'no'} {function}"
-    return everywhere(declared, says, entry["source"] if entry else "", holds=holds)
+    says = f"the release has {'a function' if entry else 'no'} {function}"
+    return everywhere(declared, says, entry["source"] if entry else "", holds=entry is not None)
 
 
-def _values(declared: Declarations, member: str) -> list[int]:
-    entry = declared["fmha_runner"].get(member)
-    return list(entry["values"]) if entry else []
+def _entries(declared: Declarations, section: str, **fields: str) -> list[Mapping[str, Any]]:
+    """Return the entries of a section whose fields are these."""
+    asked = fields.items()
+    return [each for each in declared[section] if all(each[name] == value for name, value in asked)]

@@ -34,7 +34,6 @@ class Unit:
 
     Attributes:
         name: what it is found by.
-        what: description of the unit in words.
         feature: the cell, by fields of ``gating.Feature``; empty where it has no cell of its own.
         generate: FlashInfer's JIT specification for a chip.
         kernel: a regular expression for the mangled name of the kernel that the cell needs. Where
@@ -45,7 +44,6 @@ class Unit:
     """
 
     name: str
-    what: str
     feature: Mapping[str, str | int]
     generate: Callable[[int], Any]
     kernel: str
@@ -135,7 +133,6 @@ def _paged(**fields: str | int) -> dict[str, str | int]:
 UNITS: tuple[Unit, ...] = (
     Unit(
         "moe-cutlass-bf16-relu2",
-        "the GEMM of the CUTLASS MoE in bf16, with Relu2 in its epilogue",
         {
             "operation": "moe",
             "backend": "cutlass",
@@ -150,7 +147,6 @@ UNITS: tuple[Unit, ...] = (
     ),
     Unit(
         "prefill-fa3-bf16-hd128",
-        "batch prefill with FA3, head dim 128",
         _paged(backend="fa3", phase="prefill"),
         _prefill("fa3"),
         r"_ZN10flashinfer\d+PrefillWithKVCacheKernel",
@@ -158,7 +154,6 @@ UNITS: tuple[Unit, ...] = (
     ),
     Unit(
         "prefill-fa2-bf16-hd512",
-        "batch prefill with FA2, head dim 512: the paged kernel with a causal mask",
         _paged(backend="fa2", phase="prefill", head_dim_qk=512),
         _prefill("fa2", head_dim=512),
         PAGED_PREFILL,
@@ -167,7 +162,6 @@ UNITS: tuple[Unit, ...] = (
     ),
     Unit(
         "prefill-fa2-bf16-kv-nvfp4-hd128",
-        "batch prefill with FA2 from an NVFP4 cache: the paged kernel with a causal mask",
         _paged(backend="fa2", phase="prefill", kv_dtype="nvfp4"),
         _prefill("fa2", dtype_kv=torch.uint8),
         rf"{PAGED_PREFILL}.*__nv_fp4x2_e2m1",
@@ -176,7 +170,6 @@ UNITS: tuple[Unit, ...] = (
     ),
     Unit(
         "mla-fa2-bf16",
-        "batch MLA with FA2, 512 latent and 64 rotary channels",
         {"operation": "mla", "backend": "fa2", "head_dim_qk": 576, "q_dtype": "bfloat16"},
         _mla,
         r"_ZN10flashinfer3mla\d+BatchMLAPagedAttentionKernel",
@@ -184,7 +177,6 @@ UNITS: tuple[Unit, ...] = (
     ),
     Unit(
         "xqa-bf16-hd128",
-        "XQA decode, 8 query heads a KV head, pages of 16",
         _paged(backend="xqa", phase="decode"),
         _xqa(torch.bfloat16),
         XQA,
@@ -192,7 +184,6 @@ UNITS: tuple[Unit, ...] = (
     ),
     Unit(
         "xqa-bf16-kv-nvfp4-hd128",
-        "XQA decode from an NVFP4 cache, 8 query heads a KV head, pages of 16",
         _paged(backend="xqa", phase="decode", kv_dtype="nvfp4"),
         _xqa(torch.uint8),
         XQA,
@@ -200,7 +191,6 @@ UNITS: tuple[Unit, ...] = (
     ),
     Unit(
         "prefill-fa2-bf16-hd128",
-        "batch prefill with FA2, which is also decode with tensor cores, head dim 128",
         _paged(backend="fa2", phase="prefill"),
         _prefill("fa2"),
         PAGED_PREFILL,
@@ -208,35 +198,30 @@ UNITS: tuple[Unit, ...] = (
     ),
     Unit(
         "decode-bf16-hd128",
-        "batch decode on CUDA cores, head dim 128",
         _paged(backend="cuda-core", phase="decode"),
         _attention("gen_batch_decode_module"),
         r"_ZN10flashinfer\d+BatchDecodeWithPagedKVCacheKernel",
     ),
     Unit(
         "append-paged-kv",
-        "appending to a paged KV cache",
         {"operation": "append_paged_kv", "backend": "cuda", "q_dtype": "bfloat16"},
         _simple("page", "gen_page_module"),
         r"_ZN10flashinfer\d+AppendPagedKVCacheKernel.*__nv_bfloat16",
     ),
     Unit(
         "merge-state",
-        "merging attention states",
         {"operation": "merge_state", "backend": "cuda", "q_dtype": "bfloat16"},
         _simple("cascade", "gen_cascade_module"),
         r"_ZN10flashinfer\d+MergeStateKernel.*__nv_bfloat16",
     ),
     Unit(
         "nvfp4-kv-quantise",
-        "writing an NVFP4 KV cache",
         {},
         _simple("fp4_kv_quantization", "gen_fp4_kv_quantization_module"),
         r"_Z\d+nvfp4_quant_kernel.*__nv_bfloat16",
     ),
     Unit(
         "nvfp4-kv-dequantise",
-        "reading an NVFP4 KV cache back",
         {},
         _simple("fp4_kv_dequantization", "gen_fp4_kv_dequantization_module"),
         r"_Z\d+nvfp4_dequant\w*_kernel.*__nv_bfloat16",

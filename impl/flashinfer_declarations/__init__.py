@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from ..targets.capability import CHIPS
-from .schema import SCHEMA
 
 __all__ = ["SCHEMA", "DeclarationsError", "declarations"]
 
+SCHEMA = "kernelproof/declarations/1"
+"""The name of the declarations' format."""
 DEADLINE_SECONDS = 120.0
 """A release takes 5 to 10 s, half of which torch and flashinfer take to import."""
 UNSET = ("FLASHINFER_CUBIN_DIR", "TRITON_INTERPRET")
@@ -65,9 +66,10 @@ def declarations(
         raise DeclarationsError(message)
     with tempfile.TemporaryDirectory(prefix="kernelproof-") as scratch:
         answer, log = Path(scratch) / "answer.json", Path(scratch) / "log"
-        start = ["-m", __name__] if sys_path is None else ["-c", _START, json.dumps([*sys_path])]
-        command = [executable, *start, str(folder.resolve()), str(answer), *map(str, chips)]
-        status = _run(command, folder.resolve(), log, deadline)
+        place = str(folder.resolve())
+        path = [place, *sys.path] if sys_path is None else [*sys_path]
+        start = [executable, "-c", _START, json.dumps(path)]
+        status = _run([*start, place, str(answer), *map(str, chips)], place, log, deadline)
         if status is None:
             message = f"{folder}: flashinfer did not answer within {deadline:g} s and was stopped"
             raise DeclarationsError(message)
@@ -81,7 +83,7 @@ def declarations(
     return declared
 
 
-def _run(command: list[str], folder: Path, log: Path, deadline: float) -> int | None:
+def _run(command: list[str], folder: str, log: Path, deadline: float) -> int | None:
     """Run a process and whatever it starts; None if it is killed at the deadline."""
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -104,9 +106,9 @@ def _run(command: list[str], folder: Path, log: Path, deadline: float) -> int | 
                 process.wait()
 
 
-def _environment(folder: Path, scratch: Path) -> dict[str, str]:
+def _environment(folder: str, scratch: Path) -> dict[str, str]:
     """Return the variables of a process that imports the folder's flashinfer, and sees no GPU."""
-    paths = [str(folder), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    paths = [folder, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {
         **{name: value for name, value in os.environ.items() if name not in UNSET},
         "PYTHONPATH": os.pathsep.join(paths),

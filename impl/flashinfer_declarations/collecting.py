@@ -1,8 +1,4 @@
-"""Collects what one FlashInfer release declares; runs in a process of its own.
-
-Usage: ``python -m kernelproof.impl.flashinfer_declarations FOLDER ANSWER CHIP...``: FOLDER holds
-the package ``flashinfer`` and stands on the path; the declarations go to the file ANSWER.
-"""
+"""Collects what one FlashInfer release declares; runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -13,8 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from . import architectures, capabilities, exports, headers, limits, surface
-from .schema import SCHEMA
+from . import SCHEMA, architectures, capabilities, headers, surface
 
 
 def collect(folder: Path, chips: Sequence[int]) -> dict[str, Any]:
@@ -42,13 +37,13 @@ def collect(folder: Path, chips: Sequence[int]) -> dict[str, Any]:
         "fixed_flags": architectures.fixed_flags(root),
         "fused_moe_modules": architectures.fused_moe_modules(root),
         "python_checks": architectures.python_checks(root),
-        "xqa": limits.xqa(modules),
-        "fa3": limits.fa3(modules),
+        "xqa": capabilities.xqa(modules),
+        "fa3": capabilities.fa3(modules),
         "artifacts": surface.artifacts(root),
         "enums": surface.enums(root, modules),
         "signatures": surface.signatures(root, modules),
-        "exports": exports.exports(root, modules),
-        "refusals": exports.refusals(root, modules),
+        "exports": surface.exports(root, modules),
+        "refusals": surface.refusals(root, modules),
         "backend_choices": surface.backend_choices(root, modules),
         "dispatch": headers.dispatch(root),
         "fmha_runner": headers.runner_checks(root),
@@ -61,7 +56,12 @@ def collect(folder: Path, chips: Sequence[int]) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Collect, and write the answer."""
+    """Collect, and write the answer.
+
+    Args:
+        arguments: the folder that holds the package ``flashinfer`` and stands on the path, the
+            file of the answer, and chips.
+    """
     folder, answer, *chips = arguments
     declared = collect(Path(folder), [int(chip) for chip in chips])
     Path(answer).write_text(json.dumps(declared), encoding="utf-8")

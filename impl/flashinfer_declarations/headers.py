@@ -7,10 +7,11 @@ kernel launcher checks the chip and the data types that it is called with.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .sources import line_of, read, where
+from .sources import read, where
 
 INCLUDE = Path("data/include/flashinfer")
 CSRC = Path("data/csrc")
@@ -42,11 +43,9 @@ def dispatch(root: Path) -> dict[str, dict[str, Any]]:
     """Return the values that each dispatch macro of the public headers has a branch for."""
     found: dict[str, dict[str, Any]] = {}
     for path in sorted((root / INCLUDE).rglob("*.cuh")):
-        text = read(path)
-        for match in MACRO.finditer(text):
+        for match, place in _matches(root, path, MACRO):
             values = [_value(each) for each in MACRO_VALUE.findall(match[3])]
             if values:
-                place = where(root, path, line_of(text, match.start()))
                 found.setdefault(match[1], {"values": values, "source": place})
     return found
 
@@ -54,71 +53,67 @@ def dispatch(root: Path) -> dict[str, dict[str, Any]]:
 def runner_checks(root: Path) -> dict[str, dict[str, Any]]:
     """Return what trtllm-gen's attention runner accepts: chips, and data types by member."""
     path = root / FMHA_RUNNER
-    text = read(path)
     found: dict[str, dict[str, Any]] = {}
-    for match in RUNNER_CHIPS.finditer(text):
+    for match, place in _matches(root, path, RUNNER_CHIPS):
         chips = [int(chip) for chip in re.findall(r"kSM_(\d+)\b", match[1])]
-        found["chips"] = {
-            "values": chips,
-            "source": where(root, path, line_of(text, match.start())),
-        }
-    for match in RUNNER_DTYPES.finditer(text):
+        found["chips"] = {"values": chips, "source": place}
+    for match, place in _matches(root, path, RUNNER_DTYPES):
         values = re.findall(r"DATA_TYPE_(\w+)", match[1])
-        place = where(root, path, line_of(text, match.start()))
         found.setdefault(match[2], {"values": values, "source": place})
     return found
 
 
 def compatible_cubins(root: Path) -> dict[str, Any]:
     """Return the architectures of precompiled kernels that each chip may run."""
-    path = root / FMHA_KERNELS
-    text = read(path)
-    match = COMPATIBLE.search(text)
-    if match is None:
-        return {"chips": {}, "source": ""}
-    chips = {
-        chip: re.findall(r"kSM_(\d+f?)", kernels)
-        for chip, kernels in COMPATIBLE_BRANCH.findall(match[0])
-    }
-    return {"chips": chips, "source": where(root, path, line_of(text, match.start()))}
+    for match, place in _matches(root, root / FMHA_KERNELS, COMPATIBLE):
+        chips = {
+            chip: re.findall(r"kSM_(\d+f?)", kernels)
+            for chip, kernels in COMPATIBLE_BRANCH.findall(match[0])
+        }
+        return {"chips": chips, "source": place}
+    return {"chips": {}, "source": ""}
 
 
 def launcher_majors(root: Path) -> list[dict[str, Any]]:
     """List the majors that trtllm-gen's launchers check for."""
-    found = []
-    for path in sorted((root / CSRC).glob("trtllm_*.cu")):
-        text = read(path)
-        for match in LAUNCHER_MAJORS.finditer(text):
-            majors = [int(major) for major in re.findall(r"== (\d+)", match[1])]
-            place = where(root, path, line_of(text, match.start()))
-            found.append({"launcher": path.stem, "majors": majors, "source": place})
-    return found
+    return [
+        {
+            "launcher": path.stem,
+            "majors": [int(major) for major in re.findall(r"== (\d+)", match[1])],
+            "source": place,
+        }
+        for path in sorted((root / CSRC).glob("trtllm_*.cu"))
+        for match, place in _matches(root, path, LAUNCHER_MAJORS)
+    ]
 
 
 def activations(root: Path) -> dict[str, dict[str, Any]]:
     """Return the activations that each backend's fused MoE has a kernel for."""
     found = {}
     for backend, name in ACTIVATION_SWITCHES.items():
-        path = root / name
-        text = read(path)
-        cases = [match for match in ACTIVATION.finditer(text) if match[1] != INVALID]
+        matches = _matches(root, root / name, ACTIVATION)
+        cases = [(match[1], place) for match, place in matches if match[1] != INVALID]
         if cases:
-            place = where(root, path, line_of(text, cases[0].start()))
-            values = list(dict.fromkeys(match[1] for match in cases))
-            found[backend] = {"values": values, "source": place}
+            values = list(dict.fromkeys(case for case, _ in cases))
+            found[backend] = {"values": values, "source": cases[0][1]}
     return found
 
 
 def header_constants(root: Path) -> dict[str, dict[str, Any]]:
     """Return the constants whose value is a decision: the number that stands for infinity."""
-    path = root / MATH
+    for match, place in _matches(root, root / MATH, INFINITY):
+        value = match[1].strip()
+        return {"inf": {"text": value, "infinite": "infinity" in value, "source": place}}
+    return {}
+
+
+def _matches(
+    root: Path, path: Path, pattern: re.Pattern[str]
+) -> Iterator[tuple[re.Match[str], str]]:
+    """Find a pattern in a C++ file, each time with its place."""
     text = read(path)
-    match = INFINITY.search(text)
-    if match is None:
-        return {}
-    value = match[1].strip()
-    place = where(root, path, line_of(text, match.start()))
-    return {"inf": {"text": value, "infinite": "infinity" in value, "source": place}}
+    for match in pattern.finditer(text):
+        yield match, where(root, path, text.count("\n", 0, match.start()) + 1)
 
 
 def _value(text: str) -> int | str:

@@ -63,11 +63,6 @@ def where(root: Path, path: Path, line: int) -> str:
     return f"{root.name}/{path.relative_to(root).as_posix()}:{line}"
 
 
-def line_of(text: str, offset: int) -> int:
-    """Count the lines up to an offset."""
-    return text.count("\n", 0, offset) + 1
-
-
 def module_name(root: Path, path: Path) -> str:
     """Return the name by which a file is imported."""
     parts = [root.name, *path.relative_to(root).with_suffix("").parts]

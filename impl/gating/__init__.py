@@ -10,11 +10,10 @@ from __future__ import annotations
 from ..targets.backends import BACKENDS
 from ..targets.capability import CHIPS, capability_name, parse_capability
 from ..targets.target import Target, UnsupportedError
-from .book import RuleBook
+from .book import RuleBook, RulesError, load_rules
 from .decision import Decision, decide, require
 from .explanation import explain
 from .feature import OPERATIONS, Feature
-from .reading import RulesError, load_rules
 from .rules import Rule
 
 __all__ = [

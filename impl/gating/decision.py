@@ -11,12 +11,11 @@ from ..targets.backends import BACKENDS, OWN_BACKENDS
 from ..targets.capability import capability_name
 from ..targets.refusal import Code, Refusal
 from ..targets.target import Target, UnsupportedError
-from .book import Index, RuleBook, index_of
-from .evidence import level_of, level_of_refusal
+from .book import Index, RuleBook, index_of, load_rules
 from .explanation import why_unknown
 from .feature import AUTO, BACKEND_ALIASES, FLOAT_DTYPES, Feature, with_fields, wrong
-from .reading import load_rules
-from .rules import EVIDENCE, Rule
+from .knowledge import known
+from .rules import LEVELS, Rule
 
 LATENT_OR_NOT = ("paged_attention", "mla")
 """Operations that problems of one implementation may be of."""
@@ -200,14 +199,37 @@ def _evidence(feature: Feature, ruling: Ruling, target: Target) -> str:
     """Return the level that all of a call has: of a mixed batch, each of its phases."""
     if ruling.rule is None:
         return ""
-    if ruling.status != SUPPORTED:
-        return level_of_refusal(ruling.rule.id, target) or ruling.rule.evidence
+    mixed = feature.phase == "mixed" and ruling.status == SUPPORTED
+    levels = []
+    for phase in ("decode", "prefill") if mixed else (ruling.feature.phase,):
+        found = known(ruling.rule, with_fields(ruling.feature, phase=phase), target)
+        levels.append(max((each.level for each in found), key=LEVELS.index))
+    return min(levels, key=LEVELS.index)
+
+
+def refusing(feature: Feature, target: Target, *, book: RuleBook | None = None) -> tuple[Rule, ...]:
+    """Return every rule that refuses a call, of which ``decide`` quotes one.
+
+    Of a mixed batch, those that refuse either of its phases.
+
+    Args:
+        feature: what is asked, of a backend.
+        target: the machine.
+        book: of rules; the shipped ones if None.
+
+    Raises:
+        ValueError: a version of the target is none by PEP 440.
+        RulesError: the shipped rules cannot be read.
+    """
+    tests = index_of(book or load_rules(), target).refusals
     phases = ("decode", "prefill") if feature.phase == "mixed" else (feature.phase,)
-    found = [
-        level_of(with_fields(ruling.feature, phase=phase), target) or ruling.rule.evidence
+    found = {
+        rule: None
         for phase in phases
-    ]
-    return min(found, key=EVIDENCE.index)
+        for rule, holds in tests.get((feature.operation, feature.backend), ())
+        if holds(with_fields(feature, phase=phase))
+    }
+    return tuple(found)
 
 
 def require(

@@ -7,9 +7,8 @@ from packaging.specifiers import SpecifierSet
 from ..targets.backends import FLASHINFER_BACKENDS
 from ..targets.capability import CHIPS, capability_name
 from ..targets.target import Target
-from .book import RuleBook
+from .book import RuleBook, load_rules
 from .feature import AUTO, Feature
-from .reading import load_rules
 from .rules import Rule, parse_version, unmet_in_words, version_matches
 
 MACHINE_CONDITIONS = {
@@ -41,11 +40,17 @@ def why_unknown(feature: Feature, target: Target, book: RuleBook) -> str:
     near = _nearest(feature, target, book)
     if near is None:
         return f"no rule allows {feature.operation} with backend {feature.backend}"
-    rule, machine, fields = near
+    missing = "; ".join(lacking(*near, feature))
+    return f"no rule allows it; the nearest, {near[0].id}, differs in {missing}"
+
+
+def lacking(rule: Rule, machine: list[str], fields: list[str], feature: Feature) -> list[str]:
+    """Return in words what a rule finds unmet of a machine and of a feature."""
     kinds = {**{name: f"the version of {name}" for name in rule.versions}, **MACHINE_CONDITIONS}
-    missing = [kinds.get(name, f"the artifact {name}") for name in machine]
-    missing += [unmet_in_words(n, rule.when[n], getattr(feature, n)) for n in fields]
-    return f"no rule allows it; the nearest, {rule.id}, differs in {'; '.join(missing)}"
+    return [
+        *(kinds.get(name, f"the artifact {name}") for name in machine),
+        *(unmet_in_words(name, rule.when[name], getattr(feature, name)) for name in fields),
+    ]
 
 
 def _came_later(feature: Feature, target: Target, book: RuleBook) -> tuple[Rule, str] | None:

@@ -16,8 +16,9 @@ from ..targets.registrations import canonical_name
 from ..targets.target import FIELDS, Target
 from .feature import Feature
 
-EVIDENCE = ("declared", "reported", "compiled", "run")
-"""Who says so: FlashInfer's sources or documentation; a public report; a compiler; a GPU."""
+LEVELS = ("declared", "reported", "compiled", "run")
+"""How something is known, the weakest first: by FlashInfer's sources or documentation, a public
+report, a compiler, a GPU."""
 CALLED = ("raises", "wrong", "crashes", "hangs", "right")
 """What can become of a call that is made though a rule refuses it: FlashInfer raises before
 anything is launched; the answer is wrong; CUDA fails or the process dies; it does not end; the
@@ -42,7 +43,7 @@ class Rule:
             decides, and the version of flashinfer does not count.
         reason: why; one sentence.
         source: public URL or the file of a release that it was read in.
-        evidence: one of ``EVIDENCE``.
+        evidence: one of ``LEVELS``.
         advice: what else to do, beside the alternatives that ``decide`` finds.
         called: of a refusal, what may become of a call all the same, of ``CALLED``. Unless it says
             otherwise FlashInfer raises, and the rule only says so earlier.

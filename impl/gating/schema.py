@@ -10,7 +10,7 @@ import msgspec
 from ..targets.backends import BACKENDS
 from ..targets.schemas import Provider, Table, Text, one_of, parse_chips
 from .feature import CHOICES, INTEGERS, OPERATIONS, SWITCHES, Feature
-from .rules import CALLED, EVIDENCE, PACKAGES, check_specifier, parse_version
+from .rules import CALLED, LEVELS, PACKAGES, check_specifier, parse_version
 
 SOME = msgspec.Meta(min_length=1, extra={"wanted": "a list that is not empty"})
 
@@ -56,7 +56,7 @@ class RuleTable(Table, frozen=True, kw_only=True):
     artifacts: dict[str, Text] = msgspec.field(default_factory=dict)
     reason: Text
     source: Text
-    evidence: Annotated[str, one_of(EVIDENCE)] = EVIDENCE[0]
+    evidence: Annotated[str, one_of(LEVELS)] = LEVELS[0]
     advice: str = ""
     issues: tuple[str, ...] = ()
     called: Annotated[tuple[Annotated[str, one_of(CALLED)], ...], SOME] | None = None
@@ -96,7 +96,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, extra={"wanted": "a whole number"})]
 
 
 class CompiledUnit(Table, frozen=True):
-    """The result of one unit, see ``compile_evidence.Record``."""
+    """The result of one unit, see ``knowledge.CompiledUnit``."""
 
     flashinfer: str
     sm: Count
@@ -118,8 +118,8 @@ class CompiledUnit(Table, frozen=True):
             raise ValueError(message) from None
 
 
-class CompileEvidence(Table, frozen=True):
-    """What compiled, see ``compile_evidence.Evidence``."""
+class Compilation(Table, frozen=True):
+    """What compiled, see ``knowledge.Compilation``."""
 
     format: str
     nvcc: str
@@ -139,7 +139,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class TrialTable(msgspec.Struct, frozen=True):
-    """One cell that was tried, see ``tried.Record``; a run says more of it."""
+    """One cell that was tried, see ``knowledge.Trial``; a run says more of it."""
 
     implementation: str
     cell: str

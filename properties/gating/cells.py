@@ -13,12 +13,11 @@ from typing import Any
 
 from ...impl import Target
 from ...impl.gating import Feature, Rule, RuleBook, decide
+from ...impl.gating.decision import refusing
 from ...impl.gating.of_problem import feature_of
-from ...impl.gating.refusals import refusing
 from ...reference import Problem
 from ..space.axes import Probe
-from .moe_cells import Change
-from .operations import LENGTHS, ON_CPU, OPERATIONS
+from .operations import LENGTHS, ON_CPU, OPERATIONS, Change
 
 SUPPORTED, REFUSED = "supported", "refused"
 

@@ -11,14 +11,25 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ...reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
+from ...reference import (
+    METHODS,
+    AttentionProblem,
+    MergeProblem,
+    MetadataProblem,
+    MoEProblem,
+    Problem,
+    RouteProblem,
+)
+from ...reference.moe.activations import ACTIVATIONS
+from ...reference.moe.weights import WEIGHT_FORMATS
 from ...reference.operations import Table
 from ..space.attention_axes import CACHES, MERGE_AXES, WITHOUT_LATENT
-from . import moe_cells
-from .moe_cells import Change
+from ..space.moe_axes import QUANTISATION
 
 Pair = tuple[tuple[int, ...], tuple[int, ...]]
 """Query and sequence lengths of a batch."""
+Change = tuple[str, str, Mapping[str, Any]]
+"""What a change is about, its name, and the fields that it sets."""
 Lengths = Mapping[str, tuple[Pair, ...]]
 Simple = Mapping[str, Sequence[Problem]]
 """Simple calls by title, the most usual first."""
@@ -36,6 +47,7 @@ ON_CPU: Lengths = {
 }
 """Shorter ones, where a call costs more."""
 DTYPES = ("bfloat16", "float16", "float32")
+GROUPED = "deepseek_v3"
 GROUP_SIZES = (1, 3, 4, 5, 6, 7, 8, 12, 16, 32)
 PAGE_SIZES = (1, 8, 32, 64, 128, 256)
 BASES: Mapping[str, tuple[Any, ...]] = {
@@ -204,6 +216,76 @@ def _as_it_is(problem: Problem, _: str) -> Problem:
     return problem
 
 
+def _routing_calls(_: object) -> dict[str, list[Problem]]:
+    """Return simple calls of routing by title, the most usual first."""
+    return {
+        "routing": [
+            RouteProblem(num_tokens=9, num_experts=16, top_k=top_k, method=method, dtype=dtype)
+            for method, top_k, dtype in itertools.product(
+                METHODS, (4, 1), ("float32", "bfloat16", "float16")
+            )
+        ]
+    }
+
+
+def _expert_calls(_: object) -> dict[str, list[Problem]]:
+    """Return simple calls of experts by title, the most usual first."""
+    sizes: dict[str, Any] = {
+        "num_tokens": 9,
+        "hidden": 256,
+        "inter": 128,
+        "num_experts": 4,
+        "top_k": 2,
+    }
+    return {
+        "experts": [
+            MoEProblem(**sizes, activation=activation, dtype=dtype, **fields)
+            for activation in ACTIVATIONS
+            for fields in map(_fields, QUANTISATION)
+            for dtype in DTYPES
+        ]
+    }
+
+
+def _routing_changes(_: object) -> list[Change]:
+    """Return what rules of routing speak of: dtypes and methods."""
+    groups = {"num_groups": 4, "topk_groups": 2, "bias": True, "method": GROUPED}
+    return [
+        *_dtypes(),
+        *(("method", each, {"method": each}) for each in METHODS),
+        *(("method", f"{each}, one expert", {"method": each, "top_k": 1}) for each in METHODS),
+        ("method", f"{GROUPED}, groups and bias", groups),
+    ]
+
+
+def _expert_changes(_: object) -> list[Change]:
+    """Return what rules of experts speak of: dtypes, activations and quantisation."""
+    return [
+        *_dtypes(),
+        *(("activation", each, {"activation": each}) for each in ACTIVATIONS),
+        ("activation", "swiglu with numbers", {"swiglu_parameters": "one"}),
+        *(("weights", _title(pair), _fields(pair)) for pair in QUANTISATION),
+    ]
+
+
+def _title(pair: tuple[str, bool]) -> str:
+    quantized, hidden = pair
+    if not quantized:
+        return "16-bit weights"
+    return f"weights {quantized}" + (", hidden states too" if hidden else "")
+
+
+def _fields(pair: tuple[str, bool]) -> dict[str, Any]:
+    """Return the fields of a format; the grid is what a kernel's own quantising does not change."""
+    quantized, hidden = pair
+    grid = bool(quantized) and not WEIGHT_FORMATS[quantized].weights.entry.block
+    return {
+        "quantized": quantized,
+        "quantized_hidden": hidden,
+        "regime": "exact_grid" if grid else "iid",
+    }
+
+
 @dataclass(frozen=True)
 class Calls:
     """What cells are made of for one operation.
@@ -227,6 +309,6 @@ OPERATIONS = Table("kernelproof.properties.gating.operations.OPERATIONS", {
     "merge_state": Calls(_merge_calls, _merge_changes),
     "append_paged_kv": Calls(_append_calls, _append_changes, _smallest_batch),
     "build_metadata": Calls(_metadata_calls, lambda _: []),
-    "route": Calls(moe_cells.routing_calls, moe_cells.routing_changes),
-    "moe": Calls(moe_cells.expert_calls, moe_cells.expert_changes),
+    "route": Calls(_routing_calls, _routing_changes),
+    "moe": Calls(_expert_calls, _expert_changes),
 })  # fmt: skip

@@ -12,7 +12,7 @@ from kernelproof.ci.cli import main
 from kernelproof.ci.evidence import RunError, add
 from kernelproof.ci.evidence import main as keep
 from kernelproof.fixtures import CAUGHT, EVIDENCE
-from kernelproof.impl.gating.tried import read_gating
+from kernelproof.impl.gating.knowledge import read_trials
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,7 +82,7 @@ def test_the_cells_of_a_later_run_replace_the_same_ones(tmp_path: Path) -> None:
              "gating": {**run, "date": "2026-01-02", "trials": second}}  # fmt: skip
     assert name in add(written(tmp_path / "2", whole), tmp_path)
     for dates in (("2026-01-01", first), ("2026-01-02", second)):
-        records = read_gating(tmp_path / name)
+        records = read_trials(tmp_path / name)
         found = {record.cell: (record.outcome, record.date) for record in records}
         assert found == {
             "a": ("right", "2026-01-02"),

@@ -25,8 +25,8 @@ READERS = {
     "rules": (TOML, "check torch-route --gating --rules {folder}"),
     "project": (TOML, "bump 0.6.13 --candidate-from {file}"),
     "pins": (TEXT, "bump 0.6.13 --candidate-from {file}"),
-    "compile evidence": (JSON, "impl.gating.compile_evidence:read_evidence"),
-    "gating evidence": (JSON, "impl.gating.tried:read_gating"),
+    "compile evidence": (JSON, "impl.gating.knowledge:read_compilation"),
+    "gating evidence": (JSON, "impl.gating.knowledge:read_trials"),
     "journal": (TEXT, "ci.bump.sides.journal:Journal"),
 }
 """The language and the command of each, or the function that its command calls."""

@@ -12,7 +12,7 @@ import pytest
 
 from kernelproof.ci.bump.sides.journal import Journal
 from kernelproof.ci.cli import main
-from kernelproof.impl.gating.reading import load_rules
+from kernelproof.impl.gating import load_rules
 from kernelproof.tests.faults.files import CASE, FILES, READERS, SUFFIX, File
 
 RULE_FILE = "rules.toml"

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from ....impl.gating.compile_evidence import ABSENT, COMPILED, UNJUDGED
-from ...compile.command import compile_support
+from ....impl.gating.knowledge import ABSENT, COMPILED, UNJUDGED
+from ...compile.compiling import compile_support
 from ...console.errors import UsageRefusedError
 from ...releases.sandboxes import Tell
 from ..sides.journal import Journal

@@ -9,11 +9,8 @@ from pathlib import Path
 import pytest
 
 from kernelproof.ci.cli import main
-from kernelproof.ci.compile import command as compile_command
 from kernelproof.ci.compile import compiling
-from kernelproof.ci.compile.cache import recall, remember
-from kernelproof.ci.compile.command import compile_support
-from kernelproof.ci.compile.compiling import compile_modules
+from kernelproof.ci.compile.compiling import compile_modules, compile_support, recall, remember
 from kernelproof.ci.compile.generating import (
     Job,
     Plan,
@@ -34,7 +31,7 @@ from kernelproof.ci.compile.nvcc import (
 from kernelproof.ci.console.errors import MachineError, UsageRefusedError
 from kernelproof.ci.releases.sandboxes import CACHE_VARIABLE, cache_folder
 from kernelproof.impl.flashinfer.modules import Unit
-from kernelproof.impl.gating.compile_evidence import Evidence, read_evidence
+from kernelproof.impl.gating.knowledge import Compilation, read_compilation
 
 FAKE = """\
 #!/bin/sh
@@ -81,7 +78,7 @@ class Sources:
         monkeypatch.setattr(compiling, "plan_units", lambda *_, **__: list(self.plans))
 
     def add(self, name: str, *sources: str, kernel: str = "_Z6relu2", state: str = "") -> None:
-        unit = Unit(name, name, {"operation": "moe"}, lambda _: None, kernel)
+        unit = Unit(name, {"operation": "moe"}, lambda _: None, kernel)
         jobs = []
         for number, text in enumerate(sources):
             file = self.folder / f"{name}-{number}.cu"
@@ -94,7 +91,7 @@ class Sources:
 
     def compile(
         self, compiler: Nvcc, tell: Callable[[str], None] = lambda _: None, command: str = ""
-    ) -> Evidence:
+    ) -> Compilation:
         return compile_modules(
             [Release("0.6.7", self.folder)],
             [103],
@@ -111,7 +108,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sources:
     return Sources(tmp_path, monkeypatch)
 
 
-def statuses(evidence: Evidence) -> dict[str, str]:
+def statuses(evidence: Compilation) -> dict[str, str]:
     return {record.unit: record.status for record in evidence.records}
 
 
@@ -346,7 +343,7 @@ class TestCommand:
         words = ["--flashinfer", str(tmp_path), "--compile", "sm_103,10.3", "--json", str(file)]
         assert main(["support", *words]) == 0
         assert capsys.readouterr().out == "1 compiled, 1 failed\n"
-        evidence = read_evidence(file)
+        evidence = read_compilation(file)
         assert statuses(evidence) == {"bad": "failed", "good": "compiled"}
         assert evidence.command == "kernelproof support --compile 103 --flashinfer 0.6.7"
         assert str(tmp_path) not in file.read_text(encoding="utf-8")
@@ -396,7 +393,7 @@ class TestCommand:
     def provide(self, sources: Sources, compiler: Nvcc, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CUDA_HOME", str(compiler.home))
         release = Release("0.6.7", sources.folder)
-        monkeypatch.setattr(compile_command, "_release", lambda *_: release)
+        monkeypatch.setattr(compiling, "_release", lambda *_: release)
 
 
 def test_a_release_is_found_in_a_folder(tmp_path: Path) -> None:

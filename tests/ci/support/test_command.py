@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from kernelproof.ci.support.command import support
-from kernelproof.ci.support.markdown import support_matrix
+from kernelproof.ci.support.rendering import support_matrix
 from kernelproof.ci.support.rows import ALL_CHIPS, all_rows, differences, matrix
 from kernelproof.impl.gating import load_rules
 

@@ -13,10 +13,14 @@ import pytest
 
 from kernelproof.ci.console.outputs import Outputs
 from kernelproof.ci.releases.sandboxes import SandboxError, installed_folder
-from kernelproof.ci.support import declared_command
+from kernelproof.ci.support import declared as declared_module
 from kernelproof.ci.support.claims import claims
-from kernelproof.ci.support.declared import Disagreement, disagreements
-from kernelproof.ci.support.declared_command import compare, compare_releases
+from kernelproof.ci.support.declared import (
+    Disagreement,
+    compare,
+    compare_releases,
+    disagreements,
+)
 from kernelproof.impl.flashinfer_declarations import declarations
 from kernelproof.impl.gating import Rule, RuleBook, load_rules
 from kernelproof.impl.targets.optional import missing
@@ -144,18 +148,18 @@ def test_every_fact_about_one_call_counts() -> None:
     assert moe_admitted(declared, "swiglu") == [90]
 
 
-def moe_admitted(declared: dict[str, Any], activation: str) -> list[int]:
+def moe_admitted(declared: dict[str, Any], activation: str) -> list[int | None]:
     return [
-        claim.chip
+        claim.sm
         for claim in claims(declared)
         if (claim.feature.operation, claim.feature.backend) == ("moe", "cutlass")
         and (claim.feature.activation, claim.feature.quantisation) == (activation, "none")
-        and claim.admits
+        and claim.supported
     ]
 
 
 def test_each_call_is_compared_once() -> None:
-    seen = [(each.feature, each.chip) for each in claims(release(fmha_runner=RUNNER))]
+    seen = [(each.feature, each.sm) for each in claims(release(fmha_runner=RUNNER))]
     assert len(seen) == len(set(seen))
 
 
@@ -186,8 +190,8 @@ def test_what_cannot_be_had_does_not_keep_the_rest_from_being_printed(
             raise SandboxError(message)
         return tmp_path
 
-    monkeypatch.setattr(declared_command, "sandbox", fake_sandbox)
-    monkeypatch.setattr(declared_command, "declarations", lambda _: release(fmha_runner=RUNNER))
+    monkeypatch.setattr(declared_module, "sandbox", fake_sandbox)
+    monkeypatch.setattr(declared_module, "declarations", lambda _: release(fmha_runner=RUNNER))
     book = RuleBook((allow(100, 103, 120),), {"0.6.7": {}})
     path = tmp_path / "new" / "out.json"
     code = compare_releases(["9.9", "0.6.7"], book=book, outputs=Outputs({"--json": path}))

@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from kernelproof.impl.gating.compile_evidence import (
-    Evidence,
+from kernelproof.impl.gating.knowledge import (
+    Compilation,
+    CompiledUnit,
     EvidenceError,
-    Record,
-    read_evidence,
+    read_compilation,
 )
 
 FEATURE = {"operation": "moe", "activation": "relu2"}
 RECORDS = (
-    Record("0.6.7", 121, "moe", "incomplete", FEATURE, ("sm_120f",), 1, 0, 56.6, "no kernel"),
-    Record("0.6.13", 90, "moe", "compiled", FEATURE, ("sm_90a",), 1, 20, 67.0),
-    Record("0.7.2.post1", 90, "decode", "refused", {}, message="no such chip"),
+    CompiledUnit("0.6.7", 121, "moe", "incomplete", FEATURE, ("sm_120f",), 1, 0, 56.6, "no kernel"),
+    CompiledUnit("0.6.13", 90, "moe", "compiled", FEATURE, ("sm_90a",), 1, 20, 67.0),
+    CompiledUnit("0.7.2.post1", 90, "decode", "refused", {}, message="no such chip"),
 )
-EVIDENCE = Evidence("13.0.88", "2026-11-21", "kernelproof support --compile 90,121", RECORDS)
+EVIDENCE = Compilation("13.0.88", "2026-11-21", "kernelproof support --compile 90,121", RECORDS)
 
 
 def written(folder: Path, data: object) -> Path:
@@ -32,11 +32,11 @@ def written(folder: Path, data: object) -> Path:
 
 
 def test_it_is_read_back_as_it_was_written(tmp_path: Path) -> None:
-    assert read_evidence(written(tmp_path, EVIDENCE.to_json())) == EVIDENCE
+    assert read_compilation(written(tmp_path, EVIDENCE.to_json())) == EVIDENCE
 
 
 def test_it_is_written_in_the_order_of_versions_not_of_text() -> None:
-    backwards = Evidence("13.0.88", "", "", RECORDS[::-1])
+    backwards = Compilation("13.0.88", "", "", RECORDS[::-1])
     versions = [record["flashinfer"] for record in backwards.to_json()["records"]]
     assert versions == ["0.6.7", "0.6.13", "0.7.2.post1"]
 
@@ -70,26 +70,26 @@ def test_a_wrong_field_is_named(
     where[last] = value
     file = written(tmp_path, data)
     with pytest.raises(EvidenceError, match=f"^{re.escape(str(file))}.*{re.escape(message)}"):
-        read_evidence(file)
+        read_compilation(file)
 
 
 def test_a_missing_field_is_named(tmp_path: Path) -> None:
     data = EVIDENCE.to_json()
     del data["records"][1]["message"]
     with pytest.raises(EvidenceError, match=r"records\[1\]\.message is missing"):
-        read_evidence(written(tmp_path, data))
+        read_compilation(written(tmp_path, data))
 
 
 def test_a_record_that_stands_twice_is_named(tmp_path: Path) -> None:
     data = EVIDENCE.to_json()
     data["records"].append(data["records"][1])
     with pytest.raises(EvidenceError, match=r"records\[3\] repeats records\[1\]"):
-        read_evidence(written(tmp_path, data))
+        read_compilation(written(tmp_path, data))
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(EvidenceError, match=r"absent\.json: cannot be read \(No such file"):
-        read_evidence(tmp_path / "absent.json")
+        read_compilation(tmp_path / "absent.json")
     (tmp_path / "text.json").write_text("{", encoding="utf-8")
     with pytest.raises(EvidenceError, match=r"text\.json: not JSON"):
-        read_evidence(tmp_path / "text.json")
+        read_compilation(tmp_path / "text.json")

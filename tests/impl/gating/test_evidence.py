@@ -6,11 +6,10 @@ import pytest
 
 from kernelproof.fixtures import EVIDENCE
 from kernelproof.impl.gating import Feature, Target, decide
-from kernelproof.impl.gating.compile_evidence import COMPILED, Record, read_evidence
-from kernelproof.impl.gating.evidence import known_cells
+from kernelproof.impl.gating.knowledge import COMPILED, CompiledUnit, read_compilation, table
 
 FILES = sorted(EVIDENCE.glob("compile-*.json"))
-RECORDS = [record for path in FILES for record in read_evidence(path).records]
+RECORDS = [record for path in FILES for record in read_compilation(path).records]
 
 
 def test_the_required_modules_were_compiled_for_the_required_chips() -> None:
@@ -25,7 +24,7 @@ def test_the_required_modules_were_compiled_for_the_required_chips() -> None:
 @pytest.mark.parametrize(
     "record", [r for r in RECORDS if r.feature], ids=lambda r: f"{r.flashinfer}-{r.sm}-{r.unit}"
 )
-def test_no_rule_allows_what_does_not_compile(record: Record) -> None:
+def test_no_rule_allows_what_does_not_compile(record: CompiledUnit) -> None:
     decision = decide(
         Feature(**record.feature),  # type: ignore[arg-type]  # fields by name
         Target(sm=record.sm, flashinfer=record.flashinfer, cuda="13.0"),
@@ -44,4 +43,4 @@ def test_relu2_is_absent_at_0_6_7_and_there_at_0_7_2() -> None:
 def test_a_cell_without_evidence_has_the_level_of_its_rule() -> None:
     decision = decide(Feature(backend="fa2"), Target(sm=80, flashinfer="0.6.13"))
     assert decision.evidence == "declared"
-    assert known_cells()
+    assert table().modules

@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kernelproof.fixtures import EVIDENCE
-from kernelproof.impl.gating import Feature, Target, decide, evidence, load_rules
-from kernelproof.impl.gating.evidence import seen_in
-from kernelproof.impl.gating.refusals import refusing
-from kernelproof.impl.gating.tried import (
+from kernelproof.impl.gating import Feature, Target, decide, knowledge, load_rules
+from kernelproof.impl.gating.decision import refusing
+from kernelproof.impl.gating.knowledge import (
     NOT_RUN,
     RIGHT,
     SCHEMA,
-    GatingEvidenceError,
-    Record,
+    EvidenceError,
+    Knowledge,
+    Table,
+    Trial,
     last_seen,
-    read_gating,
+    read_trials,
+    table_of,
 )
 
 if TYPE_CHECKING:
@@ -31,12 +33,18 @@ FILES = sorted(EVIDENCE.glob("gating-*.json"))
 FP8 = {"q_dtype": "float8_e4m3fn", "kv_dtype": "float8_e4m3fn"}
 
 
-def record(outcome: str, side: str = "supported", rule: str = "fa2-16bit", **fields: Any) -> Record:  # noqa: ANN401  fields of a feature
+def record(outcome: str, side: str = "supported", rule: str = "fa2-16bit", **fields: Any) -> Trial:  # noqa: ANN401  fields of a feature
     feature = Feature(**{"backend": "fa2", **fields})
-    return Record(H200, "some", "a cell", feature, side, (rule,), outcome)
+    return Trial(H200, "some", "a cell", feature, side, (rule,), outcome)
 
 
-def contradictions(records: Iterable[Record]) -> Iterator[str]:
+def ran(table: Table, feature: Feature, target: Target) -> bool:
+    """Whether a call that a rule allows was right there, by a table."""
+    said = Knowledge("declared", "", "", feature, target.sm, target.flashinfer, True, "")  # noqa: FBT003
+    return [each.level for each in table.agreeing(said)] == ["run"]
+
+
+def contradictions(records: Iterable[Trial]) -> Iterator[str]:
     """Yield a sentence for each outcome that the shipped rules now deny."""
     book = load_rules()
     for seen in records:
@@ -57,7 +65,7 @@ def contradictions(records: Iterable[Record]) -> Iterator[str]:
 
 
 def test_no_rule_denies_what_was_seen() -> None:
-    records = last_seen(record for path in FILES for record in read_gating(path))
+    records = last_seen(record for path in FILES for record in read_trials(path))
     assert list(contradictions(records)) == []
 
 
@@ -95,21 +103,22 @@ def test_the_last_run_that_asked_counts() -> None:
         (record("hangs", backend="fa3", phase="prefill", window=True, **FP8), None),
     ],
 )
-def test_a_rule_that_denies_what_was_seen_is_found(seen: Record, told: str | None) -> None:
+def test_a_rule_that_denies_what_was_seen_is_found(seen: Trial, told: str | None) -> None:
     found = list(contradictions([seen]))
     assert len(found) == (told is not None)
     assert told is None or told in found[0]
 
 
 def test_a_cell_was_run_if_its_kernel_was_and_each_of_its_values() -> None:
-    seen = seen_in(
+    seen = table_of(
+        (),
         [
             record("right", page_size=16, group_size=2),
             record("right", page_size=64, group_size=2),
             record("right", page_size=16, group_size=5),
             record("right", page_size=16, group_size=2, window=True),
             record("wrong", page_size=16, group_size=2, soft_cap=True),
-        ]
+        ],
     )
     plain = Feature(backend="fa2", group_size=2)
     for known in (
@@ -117,7 +126,7 @@ def test_a_cell_was_run_if_its_kernel_was_and_each_of_its_values() -> None:
         replace(plain, page_size=64, group_size=5),
         replace(plain, window=True, group_size=5),
     ):
-        assert seen.holds(known, H200)
+        assert ran(seen, known, H200)
     for unknown in (
         replace(plain, soft_cap=True),
         replace(plain, group_size=7),
@@ -126,9 +135,9 @@ def test_a_cell_was_run_if_its_kernel_was_and_each_of_its_values() -> None:
         replace(plain, phase="prefill"),
         replace(plain, backend="fa3"),
     ):
-        assert not seen.holds(unknown, H200)
-    assert not seen.holds(plain, Target(sm=90, flashinfer="0.6.14"))
-    assert not seen.holds(plain, Target(sm=100, flashinfer="0.6.13"))
+        assert not ran(seen, unknown, H200)
+    assert not ran(seen, plain, Target(sm=90, flashinfer="0.6.14"))
+    assert not ran(seen, plain, Target(sm=100, flashinfer="0.6.13"))
 
 
 def test_the_level_of_both_sides_becomes_run(
@@ -144,9 +153,8 @@ def test_the_level_of_both_sides_becomes_run(
     target = {"sm": 90, "flashinfer": "0.6.13", "cuda": "13.0", "triton": None}
     data = {"schema": SCHEMA, "target": target, "trials": [{**more, **each} for each in trials]}
     (tmp_path / "gating-h200.json").write_text(json.dumps({"gating": data}))
-    monkeypatch.setattr(evidence, "EVIDENCE", tmp_path)
-    monkeypatch.setattr(evidence, "known_cells", dict)  # else kept as empty for the tests after it
-    evidence.seen.cache_clear()
+    monkeypatch.setattr(knowledge, "EVIDENCE", tmp_path)
+    knowledge.table.cache_clear()
     try:
         assert decide(Feature(backend="fa2"), H200).evidence == "run"
         refused = decide(Feature(backend="fa2", sinks=True), H200)
@@ -155,7 +163,7 @@ def test_the_level_of_both_sides_becomes_run(
         assert decide(Feature(backend="fa2"), other).evidence == "declared"
         assert decide(Feature(backend="fa2", sinks=True), other).evidence == "reported"
     finally:
-        evidence.seen.cache_clear()
+        knowledge.table.cache_clear()
 
 
 @pytest.mark.parametrize(("last", "seen_there"), [("right", True), ("wrong", False)])
@@ -173,12 +181,12 @@ def test_of_two_files_the_later_counts(
         data = {"schema": SCHEMA, "target": target, "date": date,
                 "trials": [{**trial, "outcome": outcome}]}  # fmt: skip
         (tmp_path / f"gating-{name}.json").write_text(json.dumps(data))
-    monkeypatch.setattr(evidence, "EVIDENCE", tmp_path)
-    evidence.seen.cache_clear()
+    monkeypatch.setattr(knowledge, "EVIDENCE", tmp_path)
+    knowledge.table.cache_clear()
     try:
-        assert evidence.seen().holds(Feature(backend="fa2"), H200) == seen_there
+        assert ran(knowledge.table(), Feature(backend="fa2"), H200) == seen_there
     finally:
-        evidence.seen.cache_clear()
+        knowledge.table.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -197,7 +205,7 @@ def test_of_two_files_the_later_counts(
 def test_evidence_that_cannot_be_read(tmp_path: Path, data: object, told: str) -> None:
     path = tmp_path / "gating.json"
     path.write_text(json.dumps(data))
-    with pytest.raises(GatingEvidenceError) as error:
-        read_gating(path)
+    with pytest.raises(EvidenceError) as error:
+        read_trials(path)
     assert told in str(error.value)
     assert str(path) in str(error.value)

@@ -121,8 +121,8 @@ def test_every_shape_is_read_inside_of_its_memory(tmp_path: Path) -> None:
 def test_an_interpreter_without_msgspec_reads_the_same_rules_and_evidence() -> None:
     """One that Kernelproof is lent to has what FlashInfer brings, and no more."""
     code = (
-        "from kernelproof.impl.gating import evidence, load_rules\n"
+        "from kernelproof.impl.gating import knowledge, load_rules\n"
         "print([*map(repr, load_rules().rules)], load_rules().versions)\n"
-        "print(sorted(map(repr, evidence.known_cells())), len(evidence.seen().values))"
+        "print(sorted(map(repr, knowledge.table().modules)), len(knowledge.table().values))"
     )
     assert run(f"import sys; sys.modules['msgspec'] = None\n{code}") == run(code)

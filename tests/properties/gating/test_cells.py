@@ -10,7 +10,7 @@ import pytest
 
 from kernelproof.impl import Target, find_implementation
 from kernelproof.impl.gating import Feature, load_rules
-from kernelproof.impl.gating.refusals import refusing
+from kernelproof.impl.gating.decision import refusing
 from kernelproof.impl.protocol import EVERY_RULE
 from kernelproof.impl.registry import registered
 from kernelproof.impl.targets.refusal import Refusal

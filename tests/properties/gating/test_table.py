@@ -17,11 +17,10 @@ from packaging.version import Version
 
 from kernelproof.fixtures import SUPPORT
 from kernelproof.impl.gating import CHIPS, Feature, Rule, RuleBook, Target, decide, load_rules
-from kernelproof.impl.gating.reading import read_rules, read_versions
+from kernelproof.impl.gating.book import read_rules, read_versions
 from kernelproof.impl.targets.backends import FLASHINFER_BACKENDS
 from kernelproof.properties.gating.bugs import BUGS, GatingBug, seeded
-from kernelproof.properties.gating.definition import in_clause
-from kernelproof.properties.gating.laws import LAWS, Law
+from kernelproof.properties.gating.laws import LAWS, Law, in_clause
 from kernelproof.properties.gating.strategies import VERSIONS, Question, near_rule, questions
 
 BOOK = load_rules()

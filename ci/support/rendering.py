@@ -1,0 +1,226 @@
+"""The support matrix for people: tables on a terminal and in Markdown, differences, one call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ...impl.gating import (
+    CHIPS,
+    Decision,
+    Feature,
+    RuleBook,
+    Target,
+    capability_name,
+    decide,
+    explain,
+    load_rules,
+)
+from ...impl.gating.decision import describe
+from ...impl.gating.explanation import lacking
+from .rows import ALL_CHIPS, Difference, Matrix, Row, all_rows, matrix
+
+MARKS = {"compiled": " c", "run": " r"}
+"""What stands behind a permission that is known by more than declarations and reports."""
+STYLES = {"supported": "green", "refused": "bold red", "unknown": "dim"}
+MOST_REASONS = 12
+SIGNS = {"supported": "yes", "refused": "**no**", "unknown": "-"}
+LEGEND = (
+    "`yes`: a rule allows it (`c`: FlashInfer's module was compiled for the chip, `r`: it ran there"
+    " and was right). `no`: a rule refuses it, see the footnote. `-`: no rule speaks of it, which"
+    " `require` refuses too."
+)
+Decided = Sequence[tuple[Row, tuple[Decision, ...]]]
+"""Rows, each with the decision on each chip."""
+
+
+def _tables(made: Matrix) -> Iterable[tuple[str, Decided]]:
+    """Return the rows of each operation and backend, under their names."""
+    for (operation, backend), rows in groupby(made.rows, key=_served):
+        yield f"{operation}: {backend}", list(rows)
+
+
+def _served(decided: tuple[Row, tuple[Decision, ...]]) -> tuple[str, str]:
+    feature = decided[0].feature
+    return feature.operation, feature.backend
+
+
+def print_matrix(out: Console, made: Matrix) -> None:
+    """Print one table an operation and backend."""
+    key = "yes: allowed (c: compiled for the chip, r: run there); no: refused; -: no rule, refused"
+    out.print(Text(f"flashinfer-python {made.version}. {key}"))
+    for title, rows in _tables(made):
+        table = _table(title, *map(capability_name, made.chips))
+        for row, decisions in rows:
+            table.add_row(row.title, *map(_marked, decisions))
+        out.print(table)
+
+
+def print_reasons(out: Console, made: Matrix) -> None:
+    """Print why each row is supported on the first chip or not, and what to use instead."""
+    for row, decisions in made.rows[:MOST_REASONS]:
+        decision = decisions[0]
+        text = Text(f"{decision.status}  ", STYLES[decision.status])
+        text.append(f"{row.feature.backend} {row.title}".strip(), "bold")
+        text.append(f": {decision.reason}. {decision.instead}".rstrip())
+        out.print(text)
+        if decision.source:
+            evidence = f"{decision.evidence}, " if decision.evidence else ""
+            out.print(Text(f"    {decision.rule} ({evidence}{decision.source})", "dim"))
+
+
+def print_differences(out: Console, old: str, new: str, found: Sequence[Difference]) -> None:
+    """Print what another version supports less, then more: the calls of one reason together."""
+    by_reason: dict[tuple[bool, str, str], dict[str, list[str]]] = {}
+    for each in sorted(found, key=lambda each: each.after.supported):
+        chips = ", ".join(map(capability_name, each.chips))
+        key = (each.after.supported, chips, each.telling.reason)
+        feature = each.row.feature
+        calls = by_reason.setdefault(key, {})
+        calls.setdefault(f"{feature.operation} {feature.backend}", []).append(each.row.title)
+    for (supported, chips, reason), calls in by_reason.items():
+        style = STYLES["supported" if supported else "refused"]
+        heading = Text(f"{'supported' if supported else 'refused'} on {chips}", style)
+        out.print(heading.append(f": {reason}", "default"))
+        for name, titles in calls.items():
+            out.print(Text(f"    {name}: {'; '.join(titles)}", "dim"))
+    out.print(Text(f"{len(found)} differences in support between {old} and {new}"))
+
+
+def print_explanation(out: Console, feature: Feature, target: Target, book: RuleBook) -> None:
+    """Walk the rules for one call: those that hold first, then what each other one lacks."""
+    decision = decide(feature, target, book=book)
+    out.print(Text(f"{feature} on {describe(target)}", "bold"))
+    for rule, machine, fields in explain(decision.feature, target, book=book):
+        lacks = lacking(rule, machine, fields, decision.feature)
+        line = Text("does not hold  " if lacks else "holds  ", "dim" if lacks else "bold")
+        line.append(f"{rule.effect} {rule.id}: {rule.reason}", "dim" if lacks else "")
+        if lacks:
+            line.append(f" [differs in {'; '.join(lacks)}]", "dim")
+        out.print(line)
+    out.print(Text(f"{decision.status}: ", STYLES[decision.status]).append(str(decision)))
+
+
+def _marked(decision: Decision) -> Text:
+    sign = SIGNS[decision.status].strip("*")
+    mark = MARKS.get(decision.evidence, "") if decision.supported else ""
+    return Text(sign + mark, STYLES[decision.status])
+
+
+def _table(first: str, *headings: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, safe_box=True)
+    table.add_column(first, overflow="fold")
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
+
+
+def support_matrix() -> str:
+    """Return the page of the newest release that the rules know, over all chips."""
+    book = load_rules()
+    return matrix_page(matrix(all_rows(), book.newest, ALL_CHIPS, book), book)
+
+
+def matrix_page(made: Matrix, book: RuleBook) -> str:
+    """Return a matrix as a page of Markdown."""
+    lines = [*_heading(made.version, book), *_sections(made), *_chips_in_words()]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _heading(version: str, book: RuleBook) -> list[str]:
+    """Return the top of the page."""
+    return [
+        "# Support matrix",
+        "",
+        "For whoever chooses a backend for a chip: what may run where with flashinfer-python",
+        f"{version}, by the {len(book.rules)} rules in `fixtures/support`. Each row changes one",
+        "thing about a plain call (bfloat16, head dim 128, causal). Written by",
+        "`kernelproof support --markdown support-matrix.md`.",
+        "",
+        LEGEND,
+        "",
+    ]
+
+
+def _sections(made: Matrix) -> list[str]:
+    """Return a table for each operation and backend, with the reasons of its refusals below."""
+    lines = []
+    for title, rows in _tables(made):
+        lines += [f"## {title}", ""]
+        lines += _lines(made, rows)
+        lines += ["", *_footnotes(rows), *_permissions(rows), ""]
+    return lines
+
+
+def _lines(made: Matrix, rows: Decided) -> list[str]:
+    titles = ["", *(capability_name(chip) for chip in made.chips)]
+    lines = [_line(titles), _line("---" for _ in titles)]
+    numbers = _numbers(rows)
+    for row, decisions in rows:
+        lines.append(_line([row.title, *(_cell(each, numbers) for each in decisions)]))
+    return lines
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _cell(decision: Decision, numbers: dict[str, int]) -> str:
+    sign = SIGNS[decision.status]
+    if decision.supported:
+        return sign + MARKS.get(decision.evidence, "")
+    return f"{sign} ({numbers[decision.rule]})" if decision.rule else sign
+
+
+def _numbers(rows: Decided) -> dict[str, int]:
+    refusing = (d.rule for _, decisions in rows for d in decisions if d.status == "refused")
+    return {rule: number for number, rule in enumerate(dict.fromkeys(refusing), 1)}
+
+
+def _footnotes(rows: Decided) -> list[str]:
+    said = {d.rule: d for _, decisions in rows for d in decisions if d.status == "refused"}
+    return [
+        f"{number}. {said[rule].why} ({said[rule].source})"
+        for rule, number in _numbers(rows).items()
+    ]
+
+
+def _permissions(rows: Decided) -> list[str]:
+    """Name the rules that allow, and who says so."""
+    found = {d.rule: d for _, decisions in rows for d in decisions if d.supported}
+    said = [f"`{rule}` ({found[rule].source})" for rule in sorted(found)]
+    return ["", f"Allowed by {'; '.join(said)}."] if said else []
+
+
+def differences_to_markdown(old: str, new: str, found: Sequence[Difference]) -> list[str]:
+    """Return a page of what another version supports more or less."""
+    lines = [f"# Support: flashinfer-python {old} and {new}", ""]
+    if found:
+        titles = ("operation: backend", "call", "chips", old, new, "why")
+        lines += [_line(titles), _line("---" for _ in titles)]
+    for each in found:
+        feature, why = each.row.feature, each.telling
+        lines.append(
+            _line(
+                (
+                    f"{feature.operation}: {feature.backend}",
+                    each.row.title,
+                    ", ".join(map(capability_name, each.chips)),
+                    SIGNS[each.before.status],
+                    SIGNS[each.after.status],
+                    f"{why.reason} ({why.source})" if why.source else why.reason,
+                )
+            )
+        )
+    summary = f"{len(found)} differences in support between {old} and {new}."
+    return [*lines, *([""] if found else []), summary]
+
+
+def _chips_in_words() -> list[str]:
+    """Return the key to the columns."""
+    return ["## Chips", "", *(f"- SM{sm}: {name}" for sm, name in CHIPS.items()), ""]
