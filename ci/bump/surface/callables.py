@@ -16,9 +16,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import griffe
-
+from ....fixtures.suggestions import how_to_install
 from ....impl.registry import BUILT_IN
+from ...console.errors import UsageRefusedError
+
+try:
+    import griffe
+except ModuleNotFoundError as error:
+    message = f"comparing what releases offer needs griffe: {how_to_install('suite')} brings it"
+    raise UsageRefusedError(message) from error
 
 ADAPTERS = Path(__file__).resolve().parents[3] / "impl"
 LONGEST_CHAIN = 20

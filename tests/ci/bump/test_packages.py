@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shlex
 import sys
@@ -14,9 +15,11 @@ import torch
 
 from kernelproof.ci.bump.command import _concerned
 from kernelproof.ci.bump.sides.releases import find_release
+from kernelproof.ci.bump.surface import callables
 from kernelproof.ci.bump.surface.callables import Used, callables_of, used_of
 from kernelproof.ci.bump.surface.comparison import called_findings
 from kernelproof.ci.cli import main
+from kernelproof.ci.console.errors import UsageRefusedError
 from kernelproof.ci.releases.packages import PACKAGES
 from kernelproof.impl.registry import BUILT_IN, built_in_compiler, built_in_provider
 from kernelproof.impl.targets.backends import TRITON, VLLM
@@ -354,6 +357,13 @@ class TestSurface:
         kinds = [each["kind"] for each in found["pack.language.store"]["parameters"]]
         assert kinds == ["positional_only", "positional_only", "var_keyword"]
         assert found["pack.language.load"]["parameters"][2]["default"] == "''"
+
+    def test_what_reads_them_is_named_where_it_is_missing(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "griffe", None)
+        with pytest.raises(UsageRefusedError, match=r"needs griffe: .*suite.* brings it"):
+            importlib.reload(callables)
 
     def test_a_class_is_called_by_its_parameters(self, tmp_path: Path) -> None:
         folder = write(tmp_path / "pack", RELEASE).parent
