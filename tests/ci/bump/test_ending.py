@@ -196,6 +196,24 @@ def test_a_device_that_is_lost_leaves_what_was_learned(
     assert (cut["code"], cut["judged"]) == ("lost", 6)
 
 
+def test_a_device_that_is_lost_while_failures_are_made_small_is_told_with_the_answers(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled_after(here, "judged")
+
+    def lose(*_: object) -> None:
+        message = "cuda did not come back"
+        raise DeviceLostError(message)
+
+    monkeypatch.setattr("kernelproof.ci.bump.behaviour.outcomes.simplify", lose)
+    alone = ["--implementation", "subjects.py:plain", *COMPARED[:4], *COMPARED[8:]]
+    assert main(["bump", "old", "new", *alone, "--json", "r.json"]) == 3
+    report = read(here / "r.json")
+    assert (report["verdict"], report["findings"]) == ("undecided", [])
+    assert "ended early: cuda did not come back" in report["message"]
+    assert report["machines"][0]["judged"] > 6
+
+
 def test_a_comparison_without_time_is_undecided_and_says_so(here: Path) -> None:
     compiled_after(here, "judged")
     assert main(["bump", "old", "new", *COMPARED, "--minutes", "0.0001", "--json", "r.json"]) == 4
