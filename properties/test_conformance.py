@@ -67,7 +67,7 @@ def test_law(item: Item, request: pytest.FixtureRequest) -> None:
     if judged.outcome != "passed":
         told.append(("reason", judged.text.splitlines()[0]))
     keep_judged(request.node, judged.outcome)
-    if suite.interruption.here:
+    if suite.ending.asked:
         request.session.shouldstop = "kernelproof: interrupted"
     if judged.outcome != "passed":
         _end(judged.outcome, judged.text)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from contextlib import nullcontext
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +22,14 @@ from ..findings.corpus import Case, load_case
 from ..findings.expectations import read_expectations
 from ..findings.ledger import Entry, LedgerError
 from ..findings.not_run import BROKEN, ENDED, JUDGED, Reason, reason_of
-from ..findings.report import EARLY, Finding, ImplementationReport, LawReport, RunReport
+from ..findings.report import (
+    EARLY,
+    INTERRUPTED,
+    Finding,
+    ImplementationReport,
+    LawReport,
+    RunReport,
+)
 from ..findings.text_format import finding_lines
 from ..isolation.workers import Worker
 from ..laws import find_law, laws_of
@@ -37,7 +47,7 @@ from ..verdicts.text import compact
 from ..worker.pools import open_pool
 from ..worker.requests import DeviceLostError, HarnessError
 from .surveying import Choices, Item, Survey, Surveyed, items_of, take_survey
-from .xdist_lock import Interruption, SuiteRefusedError, once, shared
+from .xdist_lock import BUSY, STOP, SuiteRefusedError, once, shared
 
 MARGIN_SECONDS = 300.0
 """Most seconds for starting workers, timing, and confirming a finding in a fresh process."""
@@ -60,6 +70,49 @@ class Judged:
     outcome: Literal["passed", "failed", "skipped", "xfailed"]
     text: str = ""
     properties: Mapping[str, str | int | float] = field(default_factory=dict)
+
+
+class Interruption(Ending):
+    """The end of a run by a lost device or by a SIGINT, in this process or, under xdist, in any.
+
+    Args:
+        folder: folder that the processes share; None if there is one process.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        super().__init__()
+        self._folder = folder
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a SIGINT came while a process searched."""
+        elsewhere = self._folder is not None and (self._folder / STOP).exists()
+        return bool(self.asked) or elsewhere
+
+    def stopped(self) -> bool:
+        """Whether no search is to go on."""
+        return super().stopped() or self.interrupted
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """Have the first SIGINT end the search that runs meanwhile; a second one raises."""
+        mark = None if self._folder is None else self._folder / f"{BUSY}-{os.getpid()}"
+        if mark is not None and mark.parent.is_dir():
+            mark.touch()
+        mine = threading.current_thread() is threading.main_thread()
+        before = signal.signal(signal.SIGINT, self._note) if mine else None
+        try:
+            yield
+        finally:
+            if mine:
+                signal.signal(signal.SIGINT, before)
+            if mark is not None:
+                mark.unlink(missing_ok=True)
+
+    def _note(self, *_: object) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.end(INTERRUPTED)
 
 
 class Suite:
@@ -90,7 +143,7 @@ class Suite:
         except (LedgerError, ExamplesError, CostsError) as error:
             raise SuiteRefusedError(str(error)) from error
         self._choices, self._jobs = choices, jobs
-        self._ending, self.interruption = Ending(), Interruption(common)
+        self.ending = Interruption(common)
         # Where other processes keep the cores busy, a spare worker would only take time from them.
         self._pool = open_pool(choices.device, standby=jobs == 1, environment=environment)
         self._builder = Builder()
@@ -170,7 +223,7 @@ class Suite:
             try:
                 judged = self._judge(worker, item)
             except DeviceLostError as error:
-                self._ending.lose(str(error))
+                self.ending.lose(str(error))
                 judged = Judged("failed", f"LOST  {surveyed.label}\n  {error}")
             except (HarnessError, LedgerError, LookupError) as error:
                 judged = Judged("failed", f"{surveyed.label}: the suite failed: {error}")
@@ -182,8 +235,8 @@ class Suite:
             failed = Judged("failed", f"{surveyed.name}: {surveyed.error}")
             left_out = Judged("skipped", surveyed.error, _not_run((BROKEN, "")))
             return left_out if surveyed.left_out else failed
-        ended = f"the device was lost: {self._ending.lost}" if self._ending.lost else ""
-        ended = "the run was interrupted" if self.interruption() else ended
+        ended = f"the device was lost: {self.ending.lost}" if self.ending.lost else ""
+        ended = "the run was interrupted" if self.ending.interrupted else ended
         if ended or surveyed.unsupported:
             text = f"{surveyed.label}: {ended or surveyed.unsupported}"
             return Judged("skipped", text, _not_run((ENDED, "") if ended else surveyed.reason))
@@ -240,8 +293,8 @@ class Suite:
         )
         if item.configuration.fixed:
             warm_up(worker, candidate)  # a compile is no part of the search's time
-        stopped = self.interruption
-        with stopped.awaited():
+        with self.ending.awaited():
+            stopped = self.ending.stopped
             found = LawSearch(worker, candidate, law, options, stopped=stopped).run()
         if found.lost:
             return self._lose(found, report)
@@ -256,7 +309,7 @@ class Suite:
 
     def _lose(self, found: LawReport, report: ImplementationReport) -> Judged:
         """Report a device that is gone, and the finding that took it."""
-        self._ending.lose(found.lost)
+        self.ending.lose(found.lost)
         text = f"LOST  {report.name}\n  {found.lost}"
         if found.finding is None:
             return Judged("failed", text)

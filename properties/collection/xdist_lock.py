@@ -6,11 +6,9 @@ import fcntl
 import hashlib
 import json
 import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -112,43 +110,3 @@ def _is_alive(mark: Path) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-class Interruption:
-    """Whether the run was interrupted, in this process or, under xdist, in any.
-
-    Args:
-        folder: that the processes share; None if there is one process.
-
-    Attributes:
-        here: a SIGINT came while this process searched.
-    """
-
-    def __init__(self, folder: Path | None) -> None:
-        self.here = False
-        self._folder = folder
-
-    def __call__(self) -> bool:
-        """Whether no search is to go on."""
-        return self.here or (self._folder is not None and (self._folder / STOP).exists())
-
-    @contextmanager
-    def awaited(self) -> Iterator[None]:
-        """Have the first SIGINT end the search that runs meanwhile; a second one raises."""
-        mark = None if self._folder is None else self._folder / f"{BUSY}-{os.getpid()}"
-        if mark is not None and mark.parent.is_dir():
-            mark.touch()
-        mine = threading.current_thread() is threading.main_thread()
-        before = signal.signal(signal.SIGINT, self._note) if mine else None
-        try:
-            yield
-        finally:
-            if mine:
-                signal.signal(signal.SIGINT, before)
-            if mark is not None:
-                mark.unlink(missing_ok=True)
-
-    def _note(self, *_: object) -> None:
-        if self.here:
-            raise KeyboardInterrupt
-        self.here = True

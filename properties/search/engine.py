@@ -22,7 +22,6 @@ from ..findings.coverage import Coverage, Gap
 from ..findings.ledger import Entry
 from ..findings.names import Names, tell_apart
 from ..findings.report import (
-    Finding,
     ImplementationReport,
     LawReport,
     RunReport,
@@ -47,7 +46,7 @@ from .module_plan import BUILD_SHARE, LONGEST_SHARE, ModulePlan
 from .plan import Plan, laws_planned, options_of, problems_of
 from .preparation import Setting, prepare
 from .progress import Progress
-from .replays import Replayed, Stored, replay
+from .replays import NOT_REPLAYED, Replayed, Stored, replay
 from .scheduler import Ending, Lease, Question, Scheduler
 
 REPLAY_RANK = 0
@@ -69,29 +68,6 @@ def usual_jobs(device: str) -> int:
 
 
 @dataclass(frozen=True)
-class OneReplay:
-    """A stored case that a run has replayed.
-
-    Attributes:
-        number: place of the case among those of its implementation.
-        begun: monotonic time at which the replay began.
-        seconds: seconds that it took.
-        replayed: what became of it; None where the suite itself failed.
-    """
-
-    number: int
-    begun: float
-    seconds: float
-    replayed: Replayed | None
-
-    @property
-    def finding(self) -> Finding | None:
-        """What the ledger does not explain."""
-        found = None if self.replayed is None else self.replayed.finding
-        return None if found is None or found.entry else found
-
-
-@dataclass(frozen=True)
 class Prepared:
     """An implementation that can be searched: in its first module only, or in all of them.
 
@@ -102,7 +78,7 @@ class Prepared:
         reached: what its problems have reached so far.
         early: reports of the laws that were searched in its first module only.
         stored: its stored cases.
-        replayed: those of them that were replayed, in the order of their ends.
+        replayed: what became of those of them that were replayed, by their place.
     """
 
     report: ImplementationReport
@@ -111,7 +87,7 @@ class Prepared:
     reached: Reached
     early: list[LawReport]
     stored: Sequence[Entry | Case] = ()
-    replayed: list[OneReplay] = field(default_factory=list)
+    replayed: dict[int, Replayed] = field(default_factory=dict)
 
     def was_shown(self, law: str) -> bool:
         """Whether a law has found a failure in the first module already."""
@@ -350,29 +326,30 @@ class Run:
         )
 
     def _ask_replay(self, prepared: Prepared, number: int) -> None:
-        ask, take = partial(self._replay, prepared, number), partial(self._take_replay, prepared)
+        ask = partial(self._replay, prepared, number)
+        take = partial(self._take_replay, prepared, number)
         self._scheduler.ask(Question(prepared.report, ask, take, REPLAY_RANK))
 
-    def _replay(self, prepared: Prepared, number: int, worker: Worker) -> OneReplay:
+    def _replay(self, prepared: Prepared, number: int, worker: Worker) -> Replayed:
         """Replay a stored case; a failure of the suite in it leaves the laws to be run."""
-        begun, replayed = time.monotonic(), None
+        begun = time.monotonic()
         try:
             replayed = replay(prepared.stored[number], worker, prepared.candidate)
         except HarnessError as error:
             prepared.report.fail(error)
-        return OneReplay(number, begun, time.monotonic() - begun, replayed)
+            replayed = NOT_REPLAYED
+        return replace(replayed, begun=begun, seconds=time.monotonic() - begun)
 
-    def _take_replay(self, prepared: Prepared, one: OneReplay) -> None:
+    def _take_replay(self, prepared: Prepared, number: int, replayed: Replayed) -> None:
         report, done = prepared.report, prepared.replayed
-        done.append(one)
-        if one.replayed is not None:
-            report.corpus += one.replayed.counts
-        report.corpus.seconds = time.monotonic() - min(each.begun for each in done)
+        done[number] = replayed
+        report.corpus += replayed.counts
+        report.corpus.seconds = time.monotonic() - min(each.begun for each in done.values())
         # In their order, and all of them each time: the run may end before the others.
-        in_order = sorted(done, key=lambda each: each.number)
-        report.replayed = [each.finding for each in in_order if each.finding is not None]
-        if one.finding is not None:
-            self.progress.found(one.finding)
+        findings = [done[each].unknown for each in sorted(done)]
+        report.replayed = [finding for finding in findings if finding is not None]
+        if replayed.unknown is not None:
+            self.progress.found(replayed.unknown)
         if self.plan.sanitizer:
             self._ask_next_replay(prepared)
         elif len(done) == len(prepared.stored):
@@ -383,7 +360,7 @@ class Run:
 
         Only under a sanitizer, after the laws.
         """
-        taken = [each.seconds for each in prepared.replayed]
+        taken = [each.seconds for each in prepared.replayed.values()]
         laws = sum(law.seconds for law in prepared.report.laws)
         left = len(prepared.stored) - len(taken)
         if left and taken and sum(taken) + max(taken) > REPLAY_SHARE / (1 - REPLAY_SHARE) * laws:

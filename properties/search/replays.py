@@ -52,11 +52,23 @@ class Replayed:
         counts: what it adds to the report of stored cases.
         finding: failure, with the ledger entry that explains it, or pass of a case of the ledger
             that must fail; None where all is as it should be, or nothing was judged.
+        begun, seconds: monotonic time at which a run began it, and how long it took.
     """
 
     verdict: Verdict
     counts: CorpusReport
     finding: Finding | None = None
+    begun: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def unknown(self) -> Finding | None:
+        """The finding, unless the ledger explains it."""
+        return None if self.finding is None or self.finding.entry else self.finding
+
+
+NOT_REPLAYED = Replayed(Verdict("UNSUPPORTED"), CorpusReport())
+"""Replay in which the suite itself failed."""
 
 
 def replay(one: Entry | Case, worker: Worker, candidate: Candidate) -> Replayed:

@@ -80,9 +80,8 @@ class Ending:
 class Asked(Protocol):
     """The record of an implementation that is asked about."""
 
-    @property
-    def reference(self) -> str:
-        """Its MODULE:NAME, by which workers know whose code they have loaded."""
+    reference: str
+    """Its MODULE:NAME, by which workers know whose code they have loaded."""
 
     def fail(self, error: object) -> None:
         """Record a failure of the suite itself."""

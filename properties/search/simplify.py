@@ -11,7 +11,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import Any, Protocol
+from typing import Any
 
 from ...reference import Problem
 from ..space.attention_strategies import LENGTH_EDGES
@@ -26,13 +26,6 @@ KEPT = ("operation", "page_size")
 """Fields that are never put back. Small pages are no simpler: there are more of them."""
 TOGETHER = (("head_dim_qk", "head_dim_vo"), ("hidden", "inter"))
 """Sizes that kernels often claim in pairs only."""
-
-
-class Budget(Protocol):
-    """What simplifying may cost."""
-
-    def spent(self) -> bool:
-        """Whether no more problems may be judged."""
 
 
 @dataclass
@@ -54,7 +47,7 @@ class Limit:
         return self.tries < 0 or time.monotonic() - self._begun > self.seconds
 
 
-def simplify(problem: Problem, still_fails: Fails, budget: Budget) -> Problem:
+def simplify(problem: Problem, still_fails: Fails, budget: Limit) -> Problem:
     """Return the simplest problem found that fails by the same fault.
 
     Args:
@@ -108,7 +101,7 @@ def _is_size(value: object) -> bool:
 class _Search:
     """The simplest problem so far, and what may be tried of it."""
 
-    def __init__(self, problem: Problem, fails: Fails, budget: Budget) -> None:
+    def __init__(self, problem: Problem, fails: Fails, budget: Limit) -> None:
         self.problem = problem
         self._fails, self._budget = fails, budget
         self._simplest = _simplest(problem)

@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 
-from kernelproof.properties.collection.conformance import Suite
+from kernelproof.properties.collection.conformance import Interruption, Suite
 from kernelproof.properties.collection.surveying import Choices
 from kernelproof.properties.collection.xdist_lock import (
     BUSY,
     JUDGED,
-    Interruption,
     keep,
     kept,
     once,
@@ -97,7 +96,7 @@ def test_an_interrupted_run_waits_for_searches_under_way(tmp_path: Path) -> None
     def search() -> None:
         with searching.awaited():
             begun.set()
-            while not searching():
+            while not searching.stopped():
                 time.sleep(0.01)
             ended.set()
 
@@ -126,8 +125,8 @@ def test_the_first_interrupt_ends_a_search_and_the_second_raises() -> None:
     def interrupted_twice() -> None:
         with alone.awaited():
             signal.raise_signal(signal.SIGINT)
-            assert alone()
-            assert alone.here
+            assert alone.stopped()
+            assert alone.asked
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
