@@ -1,0 +1,122 @@
+"""Questions are asked by rank and answered in one thread, until all are or the run ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pytest
+
+from kernelproof.properties.findings.report import INTERRUPTED, TIME
+from kernelproof.properties.search import scheduler as scheduling
+from kernelproof.properties.search.scheduler import Ending, Question, Scheduler
+from kernelproof.properties.worker.requests import DeviceLostError
+
+
+class NoProcesses:
+    """A pool of workers that are no processes."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, *_: object) -> None:
+        """End."""
+
+    @contextmanager
+    def lease(self, owner: str) -> Iterator[str]:
+        """Lend one by the name of its owner."""
+        yield owner
+
+    def close(self) -> None:
+        """End what waits."""
+        self.closed.set()
+
+
+@dataclass
+class About:
+    """An implementation."""
+
+    reference: str
+    errors: list[str] = field(default_factory=list)
+
+    def fail(self, error: object) -> None:
+        """Record an error."""
+        self.errors.append(str(error))
+
+
+@pytest.fixture
+def pool() -> Any:  # noqa: ANN401  what is needed of a WorkerPool
+    return NoProcesses()
+
+
+def test_answers_are_taken_in_the_thread_of_the_run(pool: Any) -> None:  # noqa: ANN401
+    asked, taken = Scheduler(pool, 2, Ending()), list[tuple[str, int]]()
+    about, other = About("a"), About("b")
+
+    def take(answer: str) -> None:
+        taken.append((answer, threading.get_ident()))
+        if len(taken) == 1:
+            asked.ask(Question(about, lambda worker: f"{worker} later", take))
+
+    def wrong(worker: str) -> None:
+        message = f"{worker} is wrong"
+        raise ValueError(message)
+
+    asked.ask(Question(about, lambda worker: worker, take))
+    asked.ask(Question(other, wrong, take))  # type: ignore[arg-type]
+    asked.ask_beside(about, lambda _: "beside", take)
+    asked.run()
+    assert sorted(answer for answer, _ in taken) == ["a", "a later", "beside"]
+    assert {thread for _, thread in taken} == {threading.get_ident()}
+    assert (about.errors, other.errors) == ([], ["b is wrong"])
+    assert asked.ending.ended == ""
+
+
+def test_nothing_is_asked_once_the_device_is_lost(pool: Any) -> None:  # noqa: ANN401
+    asked, taken, about = Scheduler(pool, 1, Ending()), list[object](), About("a")
+
+    def lose(_: object) -> None:
+        message = "it did not come back"
+        raise DeviceLostError(message)
+
+    asked.ask(Question(about, lose, taken.append, 0))
+    asked.ask(Question(about, lambda _: "later", taken.append, 1))
+    asked.run(lambda: asked.ask(Question(about, lambda _: "idle", taken.append)))
+    assert taken == []
+    assert asked.ending.lost == "it did not come back"
+    assert about.errors == []
+
+
+@pytest.mark.parametrize("why", [TIME, INTERRUPTED])
+def test_what_is_in_progress_at_the_end_is_waited_for_and_then_cut_off(
+    pool: Any,  # noqa: ANN401
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scheduling, "GRACE_SECONDS", 0.2)
+    ending = Ending(0.0 if why == TIME else 600.0)
+    closed = list[str]()
+    asked = Scheduler(pool, 2, ending, close=partial(closed.append, "builds"))
+    about, taken = About("a"), list[object]()
+
+    def never_ends(_: object) -> None:
+        assert pool.closed.wait(60)
+        message = "the worker pool is closed"
+        raise RuntimeError(message)
+
+    asked.ask(Question(about, never_ends, taken.append))
+    asked.ask(Question(about, lambda _: ending.stopped(), taken.append))
+    if why == INTERRUPTED:
+        ending.end(why)
+    asked.run()
+    assert (ending.ended, ending.cut_off) == (why, True)
+    assert taken in ([], [False], [True])  # it may have begun by then
+    assert about.errors == []  # its worker was ended
+    assert closed
