@@ -43,9 +43,10 @@ FIELDS: dict[str, tuple[str, str]] = {
     "--quantisation": ("NAME", "Of a MoE's weights: none, nvfp4, ..."),
     "--routing": ("NAME", "Routing method: renormalize, deepseek_v3, ..."),
 }
-"""By the option of each field of a feature, what stands for its value, and its help. A switch has
-no value."""
+"""Options of the fields of a feature, each with the placeholder of its value, which a switch does
+not have, and its help."""
 NUMBERS = ("D", "N")
+"""Placeholders of whole numbers."""
 WITHOUT_COMPLETION = ("--kv-storage",)
 SECTIONS = {
     "Chips and releases": ("--sm", "--flashinfer", "--against"),

@@ -43,7 +43,7 @@ ALLOWED, REFUSED, UNKNOWN, DATA = "allowed", "refused", "unknown", "data"
 admits; hold other data than it does."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Disagreement:
     """One difference between a release and the rules, with both sides' evidence.
 
@@ -64,14 +64,14 @@ class Disagreement:
     topic: str
     kind: str
     version: str
-    chip: int | None
+    chip: int | None = None
     declared: str
     declared_in: str
     status: str
-    rule: str
-    rule_source: str
-    evidence: str
-    explained: bool
+    rule: str = ""
+    rule_source: str = ""
+    evidence: str = ""
+    explained: bool = False
     sentence: str
     feature: Feature | None = None
 
@@ -172,14 +172,9 @@ def _data(version: str, name: str, says: str, place: str, rules: str) -> Disagre
         topic=name,
         kind=DATA,
         version=version,
-        chip=None,
         declared=says,
         declared_in=place,
         status=rules,
-        rule="",
-        rule_source="",
-        evidence="",
-        explained=False,
         sentence=f"{name}: the rules {rules}, but flashinfer {version} says: {says}",
     )
 

@@ -26,7 +26,7 @@ from ...impl.gating.explanation import lacking
 from .rows import ALL_CHIPS, Difference, Matrix, Row, all_rows, matrix
 
 MARKS = {"compiled": " c", "run": " r"}
-"""What stands behind a permission that is known by more than declarations and reports."""
+"""Marks of permissions that are known by more than declarations and reports."""
 STYLES = {"supported": "green", "refused": "bold red", "unknown": "dim"}
 MOST_REASONS = 12
 SIGNS = {"supported": "yes", "refused": "**no**", "unknown": "-"}

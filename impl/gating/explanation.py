@@ -11,6 +11,8 @@ from .book import RuleBook, load_rules
 from .feature import AUTO, Feature
 from .rules import Rule, parse_version, unmet_in_words, version_matches
 
+Walked = tuple[Rule, list[str], list[str]]
+"""A rule, the conditions on the machine that it finds unmet, and those on the feature."""
 MACHINE_CONDITIONS = {
     "chips": "the chip",
     "flashinfer": "the version of FlashInfer",
@@ -37,7 +39,8 @@ def why_unknown(feature: Feature, target: Target, book: RuleBook) -> str:
     if later is not None:
         rule, release = later
         return f"it came with flashinfer-python {release}, not {target.flashinfer}: {rule.reason}"
-    near = _nearest(feature, target, book)
+    permissions = _permissions(feature, target, book)
+    near = min(permissions, key=lambda found: (_unmet(found), found[0].id), default=None)
     if near is None:
         return f"no rule allows {feature.operation} with backend {feature.backend}"
     missing = "; ".join(lacking(*near, feature))
@@ -71,33 +74,28 @@ def _first_release(rule: Rule) -> str | None:
     return parse_version(max(bounds, key=parse_version)).base_version if bounds else None
 
 
-def _permissions(
-    feature: Feature, target: Target, book: RuleBook
-) -> list[tuple[Rule, list[str], list[str]]]:
+def _permissions(feature: Feature, target: Target, book: RuleBook) -> list[Walked]:
     """Return the permissions of this operation and backend, each with what it finds unmet."""
+    walked = () if feature.backend == AUTO else _walk(feature, target, book)
+    return [found for found in walked if found[0].effect == "allow"]
+
+
+def _walk(feature: Feature, target: Target, book: RuleBook) -> list[Walked]:
+    """Return the rules of this operation and backend, each with what it finds unmet."""
     artifacts = book.artifacts_of(target.flashinfer)
     return [
         (rule, rule.unmet_by(target, artifacts), rule.unmet(feature))
         for rule in book.rules
-        if rule.effect == "allow"
-        and feature.operation in rule.operation
-        and feature.backend in rule.backend
+        if feature.operation in rule.operation and feature.backend in (*rule.backend, AUTO)
     ]
 
 
-def _nearest(
-    feature: Feature, target: Target, book: RuleBook
-) -> tuple[Rule, list[str], list[str]] | None:
-    """Find the permission of this operation and backend with the fewest unmet conditions."""
-    candidates = _permissions(feature, target, book)
-    return min(
-        candidates, key=lambda found: (len(found[1]) + len(found[2]), found[0].id), default=None
-    )
+def _unmet(found: Walked) -> int:
+    """Return how many conditions of a rule are unmet."""
+    return len(found[1]) + len(found[2])
 
 
-def explain(
-    feature: Feature, target: Target, *, book: RuleBook | None = None
-) -> list[tuple[Rule, list[str], list[str]]]:
+def explain(feature: Feature, target: Target, *, book: RuleBook | None = None) -> list[Walked]:
     """Walk the rules about an operation and backend.
 
     Returns:
@@ -107,17 +105,10 @@ def explain(
     Raises:
         ValueError, RulesError: see ``decide``.
     """
-    book = book or load_rules()
-    artifacts = book.artifacts_of(target.flashinfer)
-    walked = [
-        (rule, rule.unmet_by(target, artifacts), rule.unmet(feature))
-        for rule in book.rules
-        if feature.operation in rule.operation and feature.backend in (*rule.backend, AUTO)
-    ]
     return sorted(
-        walked,
+        _walk(feature, target, book or load_rules()),
         key=lambda found: (
-            len(found[1]) + len(found[2]),
+            _unmet(found),
             found[0].effect == "allow",
             -found[0].weight,
             found[0].id,

@@ -10,6 +10,7 @@ import msgspec
 from ..targets.backends import BACKENDS
 from ..targets.schemas import Provider, Table, Text, one_of, parse_chips
 from .feature import CHOICES, INTEGERS, OPERATIONS, SWITCHES, Feature
+from .knowledge import NOT_RUN, STATUSES
 from .rules import CALLED, LEVELS, PACKAGES, check_specifier, parse_version
 
 SOME = msgspec.Meta(min_length=1, extra={"wanted": "a list that is not empty"})
@@ -101,7 +102,7 @@ class CompiledUnit(Table, frozen=True):
     flashinfer: str
     sm: Count
     unit: str
-    status: str
+    status: Annotated[str, one_of(STATUSES)]
     feature: Fields
     architectures: tuple[str, ...]
     objects: Count
@@ -146,7 +147,7 @@ class TrialTable(msgspec.Struct, frozen=True):
     feature: Fields
     side: Annotated[str, one_of(("supported", "refused"))]
     rules: tuple[str, ...]
-    outcome: str
+    outcome: Annotated[str, one_of((*CALLED, NOT_RUN))]
     entry: str | None
 
     def __post_init__(self) -> None:

@@ -52,7 +52,7 @@ def test_it_is_written_in_the_order_of_versions_not_of_text() -> None:
         (("records", 1), "x", "records[1] is 'x': expected table"),
         (("records", 0, "flashinfer"), "six", "records[0].flashinfer: 'six' is no version"),
         (("records", 0, "sm"), "90", "records[0].sm is '90': expected a whole number"),
-        (("records", 2, "status"), "fine", "records[2].status is 'fine'; known: compiled"),
+        (("records", 2, "status"), "zzz", "records[2].status is 'zzz'; known: compiled"),
         (("records", 0, "feature"), [], "records[0].feature is []"),
         (("records", 0, "architectures"), "sm_90a", "records[0].architectures is 'sm_90a'"),
         (("records", 0, "kernels"), -1, "records[0].kernels is -1: expected a whole number"),
