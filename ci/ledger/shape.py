@@ -95,7 +95,7 @@ class Comparison(msgspec.Struct):
     """A report of a comparison."""
 
     findings: list[Change]
-    machines: Annotated[list[Machine], msgspec.Meta(min_length=1, extra={"wanted": "a machine"})]
+    machines: Annotated[list[Machine], msgspec.Meta(min_length=1)]
     candidate: Side
 
 

@@ -13,7 +13,7 @@ from .feature import CHOICES, INTEGERS, OPERATIONS, SWITCHES, Feature
 from .knowledge import NOT_RUN, STATUSES
 from .rules import CALLED, LEVELS, PACKAGES, check_specifier, parse_version
 
-SOME = msgspec.Meta(min_length=1, extra={"wanted": "a list that is not empty"})
+SOME = msgspec.Meta(min_length=1)
 
 
 def _condition(kind: Any) -> Any:  # noqa: ANN401  a type
@@ -93,7 +93,7 @@ Versions = dict[str, dict[str, str]]
 
 Fields = dict[str, str | int | bool]
 """Fields of a feature."""
-Count = Annotated[int, msgspec.Meta(ge=0, extra={"wanted": "a whole number"})]
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class CompiledUnit(Table, frozen=True):

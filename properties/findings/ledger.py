@@ -60,9 +60,7 @@ class Limits(Table, frozen=True):
     has: int | None = None
 
 
-LAUNCHES = msgspec.Meta(
-    ge=0, le=MOST_LAUNCHES, extra={"wanted": f"a whole number up to {MOST_LAUNCHES:,}"}
-)
+LAUNCHES = msgspec.Meta(ge=0, le=MOST_LAUNCHES)
 LawName = Annotated[str, one_of(law.name for law in LAWS)]
 
 

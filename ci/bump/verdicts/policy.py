@@ -117,9 +117,7 @@ RULES = (
 class Limits(Table, frozen=True):
     """The table ``limits``."""
 
-    slower: Annotated[float, msgspec.Meta(gt=1, extra={"wanted": "a number above 1"})] = (
-        DEFAULT.slower
-    )
+    slower: Annotated[float, msgspec.Meta(gt=1)] = DEFAULT.slower
 
 
 class Chips(Table, frozen=True):

@@ -477,20 +477,23 @@ def test_a_policy_decides(here: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[action]\n", "action: no such field; did you mean actions? known: actions, limits"),
+        ("[action]\n", "Object contains unknown field `action`"),
         (
             "[actions]\nnew-failures = 'block'\n",
-            "actions names 'new-failures'; did you mean new-failure",
+            "Invalid value 'new-failures' - at `key` in `$.actions`; did you mean new-failure",
         ),
         (
             "[actions]\nnew-failure = 'ignore'\n",
-            "actions.new-failure is 'ignore'; known: block, condition",
+            "Invalid value 'ignore' - at `$.actions[...]`; known: block, condition",
         ),
-        ("[limits]\nslower = 0.5\n", "limits.slower is 0.5: expected a number above 1"),
-        ("[[accept]]\nfinding = '*'\n", "accept[0].reason is missing"),
-        ("[chips]\nrequired = ['sm_9000']\n", "chips.required[0]: 'sm_9000' is"),
-        ("[chips]\nrequire = [90]\n", "chips.require: no such field; did you mean required?"),
-        ("[[accept]]\nfinding = '*'\nreason = ' '\n", "accept[0].reason is ' ': expected some"),
+        ("[limits]\nslower = 0.5\n", "Expected `float` > 1.0 - at `$.limits.slower`"),
+        ("[[accept]]\nfinding = '*'\n", "missing required field `reason` - at `$.accept[0]`"),
+        ("[chips]\nrequired = ['sm_9000']\n", "required[0]: 'sm_9000' is"),
+        ("[chips]\nrequire = [90]\n", "unknown field `require` - at `$.chips`"),
+        (
+            "[[accept]]\nfinding = '*'\nreason = ' '\n",
+            "with something in it - at `$.accept[0].reason`",
+        ),
         ("nonsense", "not TOML"),
     ],
 )
@@ -759,9 +762,15 @@ OTHER = {
     ("change", "said"),
     [
         ({"schema": "kernelproof/bump/2"}, "its schema is 'kernelproof/bump/2'"),
-        ({"findings": None}, "findings is None: expected list, got null"),
-        ({"findings": [{"id": "x"}]}, "'x': findings[0].area is missing"),
-        ({"candidate": {"given": "other"}}, "candidate.flashinfer is missing"),
+        ({"findings": None}, "Expected `array`, got `null` - at `$.findings`"),
+        (
+            {"findings": [{"id": "x"}]},
+            "'x': Object missing required field `area` - at `$.findings[0]`",
+        ),
+        (
+            {"candidate": {"given": "other"}},
+            "missing required field `flashinfer` - at `$.candidate`",
+        ),
         ({"candidate": OTHER}, "its candidate is 9.9.3"),
     ],
 )

@@ -106,15 +106,15 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "told"), [
-    ("project = 3", "project is 3: expected table"),
-    ("[project]\ndependencies = 'torch'", "project.dependencies is 'torch': expected list"),
+    ("project = 3", "Expected `object`, got `int` - at `$.project`"),
+    ("[project]\ndependencies = 'torch'", "Expected `array`, got `str` - at `$.project.depend"),
     (
         "[project]\noptional-dependencies = []",
-        "project.optional-dependencies is []: expected table",
+        "Expected `object`, got `array` - at `$.project.optional-dependencies`",
     ),
     (
         "[project.optional-dependencies]\ncuda = 'torch'",
-        "project.optional-dependencies.cuda is 'torch': expected list",
+        "Expected `array`, got `str` - at `$.project.optional-dependencies[...]`",
     ),
 ])  # fmt: skip
 def test_a_project_of_another_shape_is_told(text: str, told: str, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_a_rules_file_with_a_typo_is_named(tmp_path: Path) -> None:
     tmp_path.joinpath("mine.toml").write_text("[[rule]]\nid = 'x'\nefect = 'allow'\n")
     code, output = run("--rules", str(tmp_path))
     assert code == 2
-    assert "mine.toml: 'x': rule[0].efect: no such field; did you mean effect?" in output
+    assert "mine.toml: 'x': Object contains unknown field `efect` - at `$.rule[0]`" in output
 
 
 def test_an_unknown_chip_and_a_future_release_are_told_apart() -> None:

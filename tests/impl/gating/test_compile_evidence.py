@@ -45,18 +45,30 @@ def test_it_is_written_in_the_order_of_versions_not_of_text() -> None:
     ("place", "value", "message"),
     [
         (("format",), "kernelproof/compile-evidence/2", "format is 'kernelproof/compile-evid"),
-        (("nvcc",), 13.0, "nvcc is 13.0: expected str, got float"),
-        (("interrupted",), "no", "interrupted is 'no': expected bool"),
-        (("records",), {}, "records is {}: expected list"),
-        (("colour",), "red", "colour: no such field"),
-        (("records", 1), "x", "records[1] is 'x': expected table"),
-        (("records", 0, "flashinfer"), "six", "records[0].flashinfer: 'six' is no version"),
-        (("records", 0, "sm"), "90", "records[0].sm is '90': expected a whole number"),
-        (("records", 2, "status"), "zzz", "records[2].status is 'zzz'; known: compiled"),
-        (("records", 0, "feature"), [], "records[0].feature is []"),
-        (("records", 0, "architectures"), "sm_90a", "records[0].architectures is 'sm_90a'"),
-        (("records", 0, "kernels"), -1, "records[0].kernels is -1: expected a whole number"),
-        (("records", 0, "chip"), 90, "records[0].chip: no such field"),
+        (("nvcc",), 13.0, "Expected `str`, got `float` - at `$.nvcc`"),
+        (("interrupted",), "no", "Expected `bool`, got `str` - at `$.interrupted`"),
+        (("records",), {}, "Expected `array`, got `object` - at `$.records`"),
+        (("colour",), "red", "Object contains unknown field `colour`"),
+        (("records", 1), "x", "Expected `object`, got `str` - at `$.records[1]`"),
+        (
+            ("records", 0, "flashinfer"),
+            "six",
+            "flashinfer: 'six' is no version by PEP 440",
+        ),
+        (("records", 0, "sm"), "90", "Expected `int`, got `str` - at `$.records[0].sm`"),
+        (("records", 2, "status"), "fine", "records[2].status is 'fine'; known: compiled"),
+        (
+            ("records", 0, "feature"),
+            [],
+            "Expected `object`, got `array` - at `$.records[0].feature`",
+        ),
+        (
+            ("records", 0, "architectures"),
+            "sm_90a",
+            "Expected `array`, got `str` - at `$.records[0].architectures`",
+        ),
+        (("records", 0, "kernels"), -1, "Expected `int` >= 0 - at `$.records[0].kernels`"),
+        (("records", 0, "chip"), 90, "Object contains unknown field `chip` - at `$.records[0]`"),
     ],
 )
 def test_a_wrong_field_is_named(
@@ -76,8 +88,8 @@ def test_a_wrong_field_is_named(
 def test_a_missing_field_is_named(tmp_path: Path) -> None:
     data = EVIDENCE.to_json()
     del data["records"][1]["message"]
-    with pytest.raises(EvidenceError, match=r"records\[1\]\.message is missing"):
-        read_compilation(written(tmp_path, data))
+    with pytest.raises(EvidenceError, match=r"field `message` - at `\$\.records\[1\]`"):
+        read_evidence(written(tmp_path, data))
 
 
 def test_a_record_that_stands_twice_is_named(tmp_path: Path) -> None:

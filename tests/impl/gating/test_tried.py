@@ -194,7 +194,7 @@ def test_of_two_files_the_later_counts(
     [
         ({"schema": "another"}, "schema is not"),
         ([], "schema is not"),
-        ({"schema": SCHEMA}, "target is missing"),
+        ({"schema": SCHEMA}, "Object missing required field `target`"),
         ({"schema": SCHEMA, "target": {"sm": 90, "flashinfer": "0.6.13", "cuda": None,
                                        "triton": None},
           "trials": [{"implementation": "some", "cell": "a", "feature": {}, "side": "refused",

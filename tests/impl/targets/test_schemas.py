@@ -38,6 +38,7 @@ class Outer(Table, frozen=True):
     inner: tuple[Inner, ...] = ()
     one: Inner | None = None
     colours: dict[Colour, Colour] = msgspec.field(default_factory=dict)
+    many: dict[str, dict[str, Colour]] = msgspec.field(default_factory=dict)
     mixed: bool | tuple[Literal["a", "b"], ...] | Inner = True
     place: Path = Path()
 
@@ -45,23 +46,26 @@ class Outer(Table, frozen=True):
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ([], "it is []: expected table, got list"),
+        ([], "Expected `object`, got `array`"),
         ({"inner": [{"id": "x"}, {"id": "y", "numbers": [1, "2"]}]},
-         "'y': inner[1].numbers[1] is '2': expected int, got str"),
-        ({"inner": [{"id": " "}]}, "' ': inner[0].id is ' ': expected some text"),
+         "'y': Expected `int`, got `str` - at `$.inner[1].numbers[1]`"),
+        ({"inner": [{"id": " "}]}, "' ': Expected `str` with something in it - at `$.inner[0].id`"),
         ({"inner": [{"id": "x", "by_name": {"p": {}, "q.r": {"s": 1, "t": True}}}]},
-         "'x': inner[0].by_name.q.r.t is True: expected int, got bool"),
-        ({"inner": [{"id": "x", "numbers": [13]}]}, "'x': inner[0].numbers holds 13"),
+         "'x': Expected `int`, got `bool` - at `$.inner[0].by_name[...][...]`"),
+        ({"inner": [{"id": "x", "numbers": [13]}]}, "'x': numbers holds 13 - at `$.inner[0]`"),
         ({"one": {"number": 1}},
-         "one.number: no such field; did you mean numbers? known: id, numbers, by_name"),
-        ({"one": {}}, "one.id is missing"),
+         "Object contains unknown field `number` - at `$.one`"),
+        ({"one": {}}, "Object missing required field `id` - at `$.one`"),
         ({"colours": {"red": "green", "gren": "red"}},
-         "colours names 'gren'; did you mean green? known: red, green"),
-        ({"colours": {"green": "blue"}}, "colours.green is 'blue'; known: red, green"),
-        ({"mixed": ["a", "c"]}, "mixed[1] is 'c'; known: a, b"),
-        ({"mixed": {"id": 1}}, "mixed.id is 1: expected some text"),
-        ({"mixed": 1}, "mixed is 1: expected bool | table | list, got int"),
-        ({"place": 1}, "place is 1: expected str, got int"),
+         "Invalid value 'gren' - at `key` in `$.colours`; did you mean green? known: red, green"),
+        ({"colours": {"green": "blue"}},
+         "Invalid value 'blue' - at `$.colours[...]`; known: red, green"),
+        ({"many": {"a": {"b": "red"}, "c": {"d": "gren"}, "e": 1}},
+         "Invalid value 'gren' - at `$.many[...][...]`; did you mean green? known: red, green"),
+        ({"mixed": ["a", "c"]}, "Invalid enum value 'c' - at `$.mixed[1]`"),
+        ({"mixed": {"id": 1}}, "Expected `str`, got `int` - at `$.mixed.id`"),
+        ({"mixed": 1}, "Expected `bool | object | array`, got `int` - at `$.mixed`"),
+        ({"place": 1}, "Expected `str`, got `int` - at `$.place`"),
     ],
 )  # fmt: skip
 def test_the_place_and_what_may_stand_there_are_named(data: Any, said: str) -> None:  # noqa: ANN401  any

@@ -107,8 +107,8 @@ class TestReading:
         [
             ({"law": "parities"}, "the field 'law': there is no law 'parities'"),
             ({"law": "merge_union"}, "the law merge_union does not speak of paged_attention"),
-            ({"operation": "attend"}, "operation is 'attend'; known: paged"),
-            ({"problem": 3}, "problem is 3: expected table, got int"),
+            ({"operation": "attend"}, "Invalid value 'attend' - at `$.operation`"),
+            ({"problem": 3}, "Expected `object`, got `int` - at `$.problem`"),
         ],
     )
     def test_what_is_wrong_is_named(

@@ -52,7 +52,7 @@ def test_what_builds_took_is_read_back_and_others_stay(
     assert not capsys.readouterr().err
     builds_file(tmp_path).write_text('{"schema": "kernelproof-builds-1", "minutes": {"fa2 a": 0}}')
     assert read_builds(tmp_path) == {}
-    assert "minutes.fa2 a is 0: expected float" in capsys.readouterr().err
+    assert "Expected `float` > 0.0 - at `$.minutes[...]`" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_written_is_said(
@@ -66,16 +66,31 @@ def test_a_folder_that_cannot_be_written_is_said(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": "other-2"}, "schema is 'other-2'; known: kernelproof-costs-1"),
+        ({"schema": "other-2"}, "Invalid enum value 'other-2' - at `$.schema`"),
         ({"profile": "gate"}, "profile is 'gate', and this run's is 'tiny'"),
-        ({"device": None}, "device is None: expected str"),
-        ({"costs": [1]}, "costs is [1]: expected table"),
-        ({"costs": {"one": 3}}, "costs.one is 3: expected table"),
-        ({"costs": {"one": {"problems": 1}}}, "costs.one.name is missing"),
-        ({"costs": {"one": {**GIVEN, "problems": 0}}}, "costs.one.problems is 0: expected float"),
-        ({"costs": {"one": {**GIVEN, "problems": 1.5}}}, "costs.one.problems is 1.5: expected"),
-        ({"costs": {"one": {**GIVEN, "max_work": True}}}, "costs.one.max_work is True: expected"),
-        ({"costs": {"one": {**GIVEN, "work": 1}}}, "costs.one.work: no such field"),
+        ({"device": None}, "Expected `str`, got `null` - at `$.device`"),
+        ({"costs": [1]}, "Expected `object`, got `array` - at `$.costs`"),
+        ({"costs": {"one": 3}}, "Expected `object`, got `int` - at `$.costs[...]`"),
+        (
+            {"costs": {"one": {"problems": 1}}},
+            "Object missing required field `name` - at `$.costs[...]`",
+        ),
+        (
+            {"costs": {"one": {**GIVEN, "problems": 0}}},
+            "Expected `float` > 0.0 - at `$.costs[...].problems`",
+        ),
+        (
+            {"costs": {"one": {**GIVEN, "problems": 1.5}}},
+            "Expected `float` <= 1.0 - at `$.costs[...].problems`",
+        ),
+        (
+            {"costs": {"one": {**GIVEN, "max_work": True}}},
+            "Expected `int`, got `bool` - at `$.costs[...].max_work`",
+        ),
+        (
+            {"costs": {"one": {**GIVEN, "work": 1}}},
+            "Object contains unknown field `work` - at `$.costs[...]`",
+        ),
     ],
 )
 def test_a_wrong_field_is_named(change: dict[str, Any], message: str, tmp_path: Path) -> None:
