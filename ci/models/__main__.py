@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .stating import counted
-from .table import lines_of, table_of
-from .words import read_rows
+from .table import lines_of, read_rows, table_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

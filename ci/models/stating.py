@@ -25,7 +25,7 @@ from ...reference.attention.definition import AttentionOutput
 from ...reference.moe.activations import ACTIVATIONS
 from ...reference.moe.routing import Routing
 from ...reference.operations import OPERATIONS, materialise
-from .words import Row, figures
+from .table import Row, figures
 
 LENGTHS: dict[str, Any] = {"query_lens": (3, 1), "seq_lens": (5, 9), "page_size": 4}
 """A small batch: a chunk and a decode on pages that are not full."""

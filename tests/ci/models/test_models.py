@@ -8,8 +8,7 @@ import pytest
 
 from kernelproof.ci.models.__main__ import main
 from kernelproof.ci.models.stating import counted, stated
-from kernelproof.ci.models.table import lines_of, table_of
-from kernelproof.ci.models.words import figures, read_rows
+from kernelproof.ci.models.table import figures, lines_of, read_rows, table_of
 from kernelproof.fixtures import REAL_VALUES
 from kernelproof.properties.space.real_values import COLUMNS
 from kernelproof.reference import AttentionProblem, MoEProblem, RouteProblem
