@@ -10,7 +10,7 @@ from ...fixtures.suggestions import did_you_mean
 
 
 class Choice(click.Choice):  # type: ignore[type-arg]  # generic from click 8.2 on only
-    """One of a few words; another one is refused with the word that it resembles."""
+    """One of a few words; any other word is refused, with the one that it resembles."""
 
     def convert(
         self,
@@ -18,7 +18,7 @@ class Choice(click.Choice):  # type: ignore[type-arg]  # generic from click 8.2 
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> Any:  # noqa: ANN401  click's
-        """Return the word."""
+        """Return the word that was chosen."""
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter as error:

@@ -11,18 +11,18 @@ from click.shell_completion import CompletionItem
 
 LAWS = Path(__file__).parents[2] / "properties" / "laws"
 LAW = re.compile(r'\bLaw\(\s*"(\w+)"')
-"""How each law begins in its source, which need not be imported so."""
+"""Start of a law in its source, which names it without an import."""
 
 
 def among(names: Iterable[str], incomplete: str) -> list[str]:
-    """Return the names that begin so."""
+    """Return the names that begin with the incomplete word."""
     return [name for name in names if name.startswith(incomplete)]
 
 
 def implementation_names(
     _context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Return registered implementations; files where none begins so."""
+    """Return the registered implementations that begin with a word; files where none does."""
     from ...impl.registry import registered
 
     found = [CompletionItem(name) for name in among(registered(), incomplete)]
@@ -30,7 +30,7 @@ def implementation_names(
 
 
 def law_names(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Return the laws that begin so."""
+    """Return the laws that begin with the incomplete word."""
     sources = (path.read_text(encoding="utf-8") for path in sorted(LAWS.glob("*.py")))
     return among((name for source in sources for name in LAW.findall(source)), incomplete)
 
@@ -38,7 +38,7 @@ def law_names(_context: click.Context, _parameter: click.Parameter, incomplete: 
 def feature_values(
     _context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[str]:
-    """Return the values of a field of ``Feature`` that begin so, as rules name them."""
+    """Return the values of a field of ``Feature`` that begin with a word, as rules name them."""
     from ...impl.gating.feature import CHOICES
 
     return among(CHOICES.get(parameter.name or "", ()), incomplete)

@@ -20,7 +20,7 @@ from .journal import Journal
 from .units import Job, Unit, UnitResult, Work
 
 TICK_SECONDS = 0.2
-"""Most seconds between two checks whether the run is to end early."""
+"""Most seconds between two checks of whether the run ends early."""
 GRACE_SECONDS = 20.0
 """Seconds that a run which ends early waits for units under way, which end as whole runs do."""
 
@@ -57,7 +57,7 @@ class Machines(Protocol):
         """The kinds of machines, each with one that can be used."""
 
     def start(self, job: Job) -> None:
-        """Take what all units are given."""
+        """Take the job, which all units share."""
 
     def free(self, chip: str, node: str = "") -> int:
         """Count the units that can begin now; negative where no machine is left.
@@ -66,10 +66,10 @@ class Machines(Protocol):
         """
 
     def submit(self, units: Sequence[Unit]) -> None:
-        """Begin units, together: those of a machine share its cores."""
+        """Begin units together: those of a machine share its cores."""
 
     def ended(self, seconds: float) -> list[Ended]:
-        """Wait this long at most for units to end."""
+        """Return the units that have ended, after a wait of at most these seconds."""
 
     def events(self) -> list[Event]:
         """Return what units have said since the last call."""
@@ -78,7 +78,7 @@ class Machines(Protocol):
         """Have units under way end soon; ``why`` is one of ``ENDINGS``."""
 
     def leave(self, node: str) -> None:
-        """Begin no more units on a machine that has lost its device."""
+        """Stop using a machine that has lost its device."""
 
 
 class Fleet:
@@ -169,7 +169,7 @@ class Fleet:
             self._collect(TICK_SECONDS)
 
     def _begin_ready(self) -> None:
-        """Queue what may begin; what the journal has need not."""
+        """Queue the units that may begin; take the results that the journal has."""
         if self._ended:
             return
         for work in self._works.values():
@@ -186,7 +186,7 @@ class Fleet:
                     break
 
     def _submit(self) -> None:
-        """Submit as many units as machines have room for, of each kind."""
+        """Submit as many units of each chip as its machines have room for."""
         kept: list[tuple[tuple[int, float], int, Unit]] = []
         begun: list[Unit] = []
         free: Counter[tuple[str, str]] = Counter()
@@ -243,11 +243,11 @@ class Fleet:
         )
 
     def timing(self) -> dict[str, Any]:
-        """Return what each unit took, and how many a chip's machines carry out at a time."""
+        """Return the seconds of each unit, and how many run on a chip's machines at a time."""
         return {"seconds": self._seconds, "places": self._places, "units": self._units}
 
     def _take(self, unit: Unit, result: UnitResult) -> None:
-        """Take a result; its events have come before it, or never will."""
+        """Take a result; no event of its unit comes after it."""
         work = self._works[unit.chip, unit.implementation]
         if (new := work.take(unit, result)) is None:
             return
@@ -271,7 +271,7 @@ class Fleet:
             self.progress.law_done(self._named(unit, report), law)
 
     def _listen(self) -> None:
-        """Pass on what units say."""
+        """Pass the events of units on to the progress."""
         for event in self.machines.events():
             unit, (first, *more) = event.unit, event.arguments
             if event.method == "law_done":
@@ -287,7 +287,7 @@ class Fleet:
                 getattr(self.progress, event.method)(self._told(unit, first), *more)
 
     def _planned(self, report: ImplementationReport, problems: int) -> int:
-        """Return the problems of all laws by those of the first ones."""
+        """Return the number of problems of all laws, estimated from that of the first laws."""
         laws = laws_planned(self.plan, report.operation)
         first = sum(law.weight for law in first_laws(laws))
         return round(problems * sum(law.weight for law in laws) / first) if first else problems
@@ -302,13 +302,13 @@ class Fleet:
         return self._name(unit.chip, self._names.tell(name, unit.implementation))
 
     def _show(self, unit: Unit) -> None:
-        """Have the report hold what is known of an implementation."""
+        """Put what is known of an implementation into the report."""
         key = unit.chip, unit.implementation
         report = self._works[key].report()
         self.report.implementations[self._order[key]] = self._named(unit, report)
 
     def _take_report(self, report: RunReport) -> None:
-        """Fill the report that others hold already."""
+        """Copy a report into the one that others already hold."""
         vars(self.report).update(vars(report) | {"broken": self.report.broken})
 
     def _report(self, chips: Sequence[str], *, ended: bool) -> RunReport:

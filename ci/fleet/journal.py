@@ -17,14 +17,14 @@ from ..console.errors import UsageRefusedError
 from .units import Unit, UnitResult
 
 NAME = Path("fleet", "journal.pickle")
-"""Where a journal lies below a run's folder of cases."""
+"""Path of a journal below a run's folder of cases."""
 SCHEMA = "kernelproof-fleet-1"
 PLAIN = {("collections", "Counter"), ("builtins", "set"), ("builtins", "frozenset")}
-"""What a journal may name beside Kernelproof's own classes."""
+"""Modules and names of classes, not Kernelproof's own, that a journal may hold."""
 
 
 class _Reader(pickle.Unpickler):
-    """Makes records only: a file from elsewhere runs no code of its choice."""
+    """Unpickles records only, so that a file from elsewhere runs no code of its choice."""
 
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401  as of the base class
         if (module, name) in PLAIN:
@@ -103,7 +103,7 @@ class Journal:
 
 
 def head_of(plan: Plan) -> dict[str, Any]:
-    """Return what the results depend on, by names for people."""
+    """Return everything that the results depend on, by names for people."""
     return {
         "schema": SCHEMA,
         "version": __version__,

@@ -34,7 +34,7 @@ LOOK_SECONDS = 120.0
 RETRIES = 3
 """Times that Ray runs a unit again whose machine or process died."""
 FRESH_SECONDS = 1.0
-"""Seconds for which Ray's list of machines is taken to hold."""
+"""Seconds for which a list of machines from Ray is used again."""
 ANSWER_SECONDS = 10.0
 """Seconds within which the bus must answer."""
 NODE_ID = "ray.io/node-id"
@@ -125,7 +125,7 @@ def _check(address: str) -> None:
 
 
 def _sentence(error: BaseException) -> str:
-    """Return what Ray says in one line; where versions differ, which ones."""
+    """Return an error of Ray as one line, with the versions where they differ."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if lines and "ersion mismatch" in str(error):
         return " ".join(lines[:8])
@@ -219,11 +219,11 @@ class RayMachines:
         return facts
 
     def start(self, job: Job) -> None:
-        """Send once what all units are given."""
+        """Send the job, which all units share, once."""
         self._job = self._ray.put(job)
 
     def _usable(self, chip: str, node: str = "") -> list[Node]:
-        """Return the machines of a chip; one of them only where it is named, and there."""
+        """Return the machines of a chip; only the named one where it is alive."""
         every = [each for each in self._nodes if each.chip == chip and each.id in self._alive]
         return [each for each in every if each.id == node] or every
 
@@ -335,7 +335,7 @@ class RayMachines:
             return MachineError(f"{chip}: {_sentence(getattr(error, 'cause', error))}")
 
     def ended(self, seconds: float) -> list[Ended]:
-        """Wait this long at most for units to end."""
+        """Return the units that have ended, after a wait of at most these seconds."""
         self._look()
         if not self._units:
             time.sleep(seconds)
@@ -372,5 +372,5 @@ class RayMachines:
             self._ray.get(self._bus.end.remote(why), timeout=ANSWER_SECONDS)
 
     def leave(self, node: str) -> None:
-        """Begin no more units on a machine that has lost its device."""
+        """Stop using a machine that has lost its device."""
         self._nodes = [each for each in self._nodes if each.id != node]

@@ -22,7 +22,7 @@ from .units import Job, Unit, UnitResult, run_unit
 SEND_SECONDS = 0.5
 """Seconds between two messages of a unit."""
 ANSWER_SECONDS = 30.0
-"""Seconds that it waits for an answer, without which it goes on."""
+"""Seconds that a unit waits for an answer of the bus before it goes on without one."""
 
 
 class Bus:
@@ -138,7 +138,7 @@ class Teller(Progress):
 
 
 def _head(report: ImplementationReport) -> ImplementationReport:
-    """Return a report without what is sent law by law."""
+    """Return a report without laws and replayed cases, which are sent one by one."""
     return replace(report, laws=[], replayed=[])
 
 

@@ -38,7 +38,7 @@ def packed(folder: Path) -> list[str]:
 
 
 def _no_source(folder: str, names: list[str]) -> list[str]:
-    """Name what is neither a Python file nor says a version: releases hold gigabytes of those."""
+    """Return the files that are neither Python nor name a version: gigabytes of a release."""
     kept = (".py", ".toml", "METADATA", "PKG-INFO")
     return [name for name in names if not (Path(folder, name).is_dir() or name.endswith(kept))]
 

@@ -63,7 +63,7 @@ class Unit:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What it is known by."""
+        """Chip, implementation and number, which identify the unit."""
         return self.chip, self.implementation, self.number
 
 
@@ -195,7 +195,7 @@ def _ledger_here(job: Job) -> Ledger:
 
 
 def _here(job: Job, path: Path) -> Path:
-    """Return this machine's path of a file that ships with Kernelproof; others stay."""
+    """Return this machine's path of a file that Kernelproof ships, any other path as it is."""
     if job.fixtures in path.parents:
         return FOLDER / path.relative_to(job.fixtures)
     return path
@@ -223,7 +223,7 @@ class Work:
         self._units: list[Unit] = [Unit(chip, name)]
         self._begun: set[int] = set()
         self.error = ""
-        """Why a unit has no result."""
+        """Reason why a unit has no result; empty if all have one."""
         self.seconds: dict[int, float] = {}
 
     def ready(self) -> list[Unit]:

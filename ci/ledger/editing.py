@@ -81,12 +81,12 @@ class Failure:
 
     @property
     def kind(self) -> str:
-        """The first of its kinds; empty if there is none."""
+        """First of its kinds; empty if it has none."""
         return next(iter(self.kinds), "")
 
     @property
     def id(self) -> str:
-        """A name for its entry."""
+        """Name for its entry."""
         text = f"{self.implementation}-{self.law}-{self.kind or self.status}".lower()
         return re.sub(r"[^a-z0-9.]+", "-", text).strip("-")
 

@@ -35,7 +35,7 @@ class Finding(msgspec.Struct):
 
 
 class Target(msgspec.Struct):
-    """Where it ran."""
+    """The machine of a run."""
 
     device: str
     sm: int | None = None
@@ -43,7 +43,7 @@ class Target(msgspec.Struct):
 
 
 class Implementation(msgspec.Struct):
-    """One that was judged."""
+    """An implementation that was judged."""
 
     name: str
     declared_name: str = ""
@@ -61,7 +61,7 @@ class Check(msgspec.Struct):
 
 
 class Verdict(msgspec.Struct):
-    """What became of a problem on one side."""
+    """The verdict on a problem with one release."""
 
     status: str = ""
     kind: str = ""
@@ -100,4 +100,4 @@ class Comparison(msgspec.Struct):
 
 
 SHAPES: dict[str, Any] = {"kernelproof/report/1": Check, "kernelproof/bump/1": Comparison}
-"""The shape of each schema."""
+"""Shape of a report by its schema."""

@@ -32,7 +32,7 @@ LENGTHS: dict[str, Any] = {"query_lens": (3, 1), "seq_lens": (5, 9), "page_size"
 SMALL_WINDOW = 4
 """Window, or chunk, of the small call of a row whose words have none."""
 UNNUMBERED = {"chunk": {"chunk": SMALL_WINDOW}, "encwin": {"window_right": 2}}
-"""Fields of kinds whose numbers the words leave out."""
+"""Fields of problems by the kind of layer whose words have no numbers."""
 EXPERTS: dict[str, dict[str, Any]] = {
     "weights on input": {"weights_on_input": True},
     "experts swiglu, limit": {"swiglu_parameters": "limit"},
@@ -47,7 +47,7 @@ EXPERTS: dict[str, dict[str, Any]] = {
     },
     "experts: identity experts (zero computation)": {"identity_experts": 2},
 }
-"""Fields of experts that are said in words of their own; of none that problems do not have."""
+"""Fields of problems by the words for experts that stand for them."""
 ROUTES: dict[str, dict[str, Any]] = {
     "route: softmax, top-k, renormalised, times a scale of each expert": OF_METHOD["perexpert"],
     "route: softmax, the best of each group": {
@@ -62,9 +62,9 @@ ROUTES: dict[str, dict[str, Any]] = {
     },
     "route: sparsemixer: softmax over what is near the best, twice": {"method": "sparsemixer"},
 }  # fmt: skip
-"""Fields of routers that are said in words of their own, without figures."""
+"""Fields of problems by the words for routers without figures."""
 FEW_EXPERTS: dict[str, int] = {"num_tokens": 3, "num_experts": 16, "top_k": 2}
-"""The small call of a router whose words have no figures."""
+"""Fields of the small call of a router whose words have no figures."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ GROUPS = re.compile(r"(\d+) of (\d+) groups")
 RANKS = (1, 2, 4, 8, 16)
 """Numbers of ranks among which engines split the heads of a layer."""
 LATENT_KINDS = ("mla", "mla_prefill", "dsa")
-"""Kinds of a latent layer: of its family's other rows, head dims are those of a part of a key."""
+"""Kinds of a latent layer, in whose family other rows have the head dims of a part of a key."""
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:

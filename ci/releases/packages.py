@@ -13,7 +13,7 @@ from ...impl.targets.backends import CUTLASS_DSL, FLASHINFER, SGLANG, TORCH, TRI
 
 SURFACE, DECLARED, BEHAVIOUR, SPEED = "surface", "declarations", "behaviour", "speed"
 PARTS = (SURFACE, DECLARED, BEHAVIOUR, SPEED)
-"""Parts of a comparison."""
+"""Names of the parts of a comparison."""
 PROVIDED, COMPILED, EVERYTHING = "provided", "compiled", "everything"
 """Which implementations a release may change: those that come from the package, those whose kernels
 it compiles, or all."""

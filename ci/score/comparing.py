@@ -46,7 +46,7 @@ class Comparison:
     compared: tuple[Compared, ...]
 
     def of(self, control: str) -> list[Compared]:
-        """Return the bugs, or the honest controls."""
+        """Return the bugs, or the honest controls, of the comparison."""
         return [each for each in self.compared if each.bug.control == control]
 
     def caught(self, yardstick: str, operation: str = "") -> list[str]:

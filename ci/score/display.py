@@ -23,9 +23,9 @@ from .comparing import Comparison, Tell
 from .scoring import Score, Scored, Stage, only_killer, size_of
 
 TICK_SECONDS = 10.0
-"""Between two lines of progress where nobody watches a terminal."""
+"""Seconds between two lines of progress where the output is no terminal."""
 MANY = 20
-"""Between two lines about comparisons, of which each takes part of a second."""
+"""Comparisons between two lines about them; each takes part of a second."""
 MOST_LAWS = 4
 """Killing laws that are named in a bug's row; the others are counted."""
 CONTROLS = {"bug": "", "tile": "Triton", "hang": "hang", "crash": "crash"}

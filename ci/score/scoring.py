@@ -100,7 +100,7 @@ class Scored:
 
     @property
     def findings(self) -> list[Finding]:
-        """What was found and confirmed, the earliest first."""
+        """Confirmed findings, the earliest first."""
         confirmed = [finding for finding in self.report.findings if finding.verdict.bad]
         return sorted(confirmed, key=lambda finding: finding.seconds)
 
@@ -117,7 +117,7 @@ class Scored:
 
     @property
     def seconds(self) -> float | None:
-        """From the start of its check to the first confirmed failure."""
+        """Seconds from the start of its check to the first confirmed failure."""
         return self.findings[0].seconds if self.findings else None
 
     @property
@@ -164,13 +164,13 @@ class Score:
 
     @property
     def share_killed(self) -> float:
-        """Of the bugs that give wrong answers."""
+        """Share of the bugs with wrong answers that some law killed."""
         bugs = self.of("bug")
         return sum(each.killed for each in bugs) / len(bugs) if bugs else 1.0
 
     @property
     def median_seconds(self) -> float:
-        """To kill a bug, of those killed; hangs and crashes count too."""
+        """Median seconds to kill a bug, of those killed, hangs and crashes included."""
         found = [each.seconds for each in self.of("bug", "hang", "crash") if each.killed]
         return statistics.median(s for s in found if s is not None) if found else 0.0
 

@@ -81,7 +81,7 @@ def test_what_cannot_be_written_is_told_before_the_run(
 
 
 @pytest.mark.parametrize(("words", "told"), [
-    (["--policy", "p.toml"], "--policy p.toml: actions names 'nope'; "),
+    (["--policy", "p.toml"], "--policy p.toml: Invalid value 'nope' - at `key` in `$.actions`; "),
     (["--policy", "none.toml"], "--policy none.toml: "),
     (["--sm", "h200"], "--sm"),
     (["--part", "behaviour", "--law", "nope"], "--law"),
