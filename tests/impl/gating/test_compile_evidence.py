@@ -56,7 +56,7 @@ def test_it_is_written_in_the_order_of_versions_not_of_text() -> None:
             "flashinfer: 'six' is no version by PEP 440",
         ),
         (("records", 0, "sm"), "90", "Expected `int`, got `str` - at `$.records[0].sm`"),
-        (("records", 2, "status"), "fine", "records[2].status is 'fine'; known: compiled"),
+        (("records", 2, "status"), "fine", "Invalid value 'fine' - at `$.records[2].status`"),
         (
             ("records", 0, "feature"),
             [],
@@ -89,7 +89,7 @@ def test_a_missing_field_is_named(tmp_path: Path) -> None:
     data = EVIDENCE.to_json()
     del data["records"][1]["message"]
     with pytest.raises(EvidenceError, match=r"field `message` - at `\$\.records\[1\]`"):
-        read_evidence(written(tmp_path, data))
+        read_compilation(written(tmp_path, data))
 
 
 def test_a_record_that_stands_twice_is_named(tmp_path: Path) -> None:
