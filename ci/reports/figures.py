@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
@@ -38,18 +38,8 @@ CELLS = {
 """Text and class of a law's cell, by its verdict; where it passed, its worst ratio stands there."""
 
 
-@dataclass(frozen=True)
-class ErrorMap:
-    """Where the answer to one problem is wrong.
-
-    Attributes:
-        title: which problem it is.
-        problem: in one line.
-        sentence: what the picture shows, in words.
-        axes: what the picture's columns and rows are, such as token and head.
-        drawn: the picture.
-        rows: the picture as a table: tokens, heads outside the bound, worst ratio.
-    """
+class ErrorMap(NamedTuple):
+    """Where the answer to one problem is wrong: a picture, and its rows as a table."""
 
     title: str
     problem: str
@@ -127,13 +117,8 @@ def _axes(tensor: str, dimensions: int, problem: Problem) -> tuple[str, str]:
 class Spread:
     """How error over bound is spread over the problems of an implementation.
 
-    Attributes:
-        name: of the implementation.
-        count: of problems whose error was measured.
-        outside: how many of them are outside the bound.
-        half, most: ratios that half of them, and 95 % of them, do not exceed.
-        worst: the largest ratio of those that passed.
-        drawn: the picture.
+    ``half`` and ``most`` are ratios that half of them, and 95 %, do not exceed; ``worst`` is the
+    largest of those that passed.
     """
 
     name: str
@@ -166,23 +151,15 @@ def _at_most(edge: float) -> str:
     return f"≤ {edge:,.0f}" if edge >= 1 else f"≤ {edge:.1g}"
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """One law on one implementation: the text that stands there, and how it is coloured."""
 
     text: str
     tone: str
 
 
-@dataclass(frozen=True)
-class Heat:
-    """Laws by implementations of one operation.
-
-    Attributes:
-        operation: of all of them.
-        names: of the implementations.
-        rows: name of each law, and its cells; None where the law was not run.
-    """
+class Heat(NamedTuple):
+    """Laws by implementations of one operation; a law that was not run has no cell."""
 
     operation: str
     names: tuple[str, ...]

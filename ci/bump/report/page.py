@@ -7,7 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
@@ -98,32 +98,19 @@ CELL_TONES = {"supported": "yes", "refused": "no", "unknown": "unknown"}
 CELL_WORDS = {"supported": "yes", "refused": "no", "unknown": "–"}  # noqa: RUF001  a dash of its own
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One cell.
-
-    Attributes:
-        text: what stands in it.
-        tone: how it is coloured: ``gained``, ``lost``, ``both``, ``yes``, ``some``, ``no`` or
-            ``unknown``.
-        small: evidence or footnote, set small.
-    """
+class Cell(NamedTuple):
+    """One cell: its text, its colour, and evidence or a footnote, set small."""
 
     text: str
     tone: str = ""
     small: str = ""
 
 
-@dataclass(frozen=True)
-class Backend:
+class Backend(NamedTuple):
     """The lines of one operation and backend.
 
-    Attributes:
-        name: operation and backend.
-        total: on each chip, what is supported of its features, and what changed.
-        rows: title and cells of each feature.
-        notes: number and reason of each refusal.
-        gained, lost: how many cells.
+    ``total`` sums up its features by chip; ``rows`` has a title and cells of each, ``notes`` number
+    and reason of each refusal; ``gained`` and ``lost`` count cells.
     """
 
     name: str
@@ -200,12 +187,9 @@ SPAN = 2.0
 
 @dataclass(frozen=True)
 class Spread:
-    """How error over bound is spread on one side.
+    """How error over bound is spread on one side; ``high`` is the 95th percentile.
 
-    Attributes:
-        count: of problems.
-        median, high, worst: the middle, the 95th percentile and the largest.
-        counts: of problems by bar.
+    ``counts`` are problems by bar.
     """
 
     count: int
@@ -255,17 +239,10 @@ def _spread(values: Sequence[float]) -> Spread:
     return Spread(len(values), statistics.median(values), high, values[-1], counts)
 
 
-@dataclass(frozen=True)
-class Speed:
-    """The seconds of one problem with both releases.
+class Speed(NamedTuple):
+    """The seconds of one problem with both releases: numbers, picture, and what the ratio means.
 
-    Attributes:
-        name: of the implementation.
-        measured: the report's numbers.
-        drawn: picture of the ratio and its range, on the axis of all.
-        word: what the ratio means.
-        tone: how that is coloured.
-        memory: what calls need of it with either side; empty where that is not known.
+    ``memory`` is what calls need with either side, empty where that is not known.
     """
 
     name: str

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import Any
+from typing import Any, NamedTuple
 
 from ....properties.verdicts.verdict import EXACTLY
 from ...console.rendering import number, seconds
@@ -21,15 +21,10 @@ LEAST_SAME = 4
 """Fields that are the same on both sides, from which on they are shown in one line."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of what stands side by side.
+class Row(NamedTuple):
+    """A field, its values in pieces on both sides, and what the oracle says of it.
 
-    Attributes:
-        name: of the field.
-        baseline, candidate: its values, in pieces.
-        oracle: what the oracle says of it; empty where it says nothing.
-        code: whether it is code rather than words.
+    ``code``: whether the values are code rather than words.
     """
 
     name: str
@@ -47,10 +42,10 @@ def side_by_side(found: Mapping[str, Any], *, judged: bool) -> tuple[list[Row], 
         judged: whether its sides are verdicts, which the oracle has numbers to.
     """
     rows, same = _rows(found["baseline"], found["candidate"], judged=judged)
-    rows = [replace(each, name=_within(each.name, found["subject"])) for each in rows]
+    rows = [each._replace(name=_within(each.name, found["subject"])) for each in rows]
     if found["area"] == "speed":  # more seconds are nothing new
         rows = [
-            replace(each, baseline=_plain(each.baseline), candidate=_plain(each.candidate))
+            each._replace(baseline=_plain(each.baseline), candidate=_plain(each.candidate))
             for each in rows
         ]
     return rows, same
@@ -184,25 +179,11 @@ MOST_OPEN = 5
 MOST_CHIPS = 3
 
 
-@dataclass(frozen=True)
-class Card:
-    """One finding.
+class Card(NamedTuple):
+    """One finding: the report's words on it, and how it is labelled, coloured and folded.
 
-    Attributes:
-        anchor: its id in the page.
-        found: the report's finding.
-        label: what it does, in a word.
-        tone: how that is coloured.
-        change: the kind of change, in words.
-        means: what that kind of change means.
-        said: its message.
-        where: chips, in short.
-        everywhere: chips, all of them.
-        rows: side by side.
-        same: fields that are the same on both sides.
-        judged: whether the oracle has a column.
-        problem: as JSON; empty where there is none.
-        issue: a link that can be followed; empty where there is none.
+    ``where`` names its chips in short, ``everywhere`` all of them; ``same`` names fields that are
+    the same on both sides, ``judged`` whether the oracle has a column; ``problem`` is JSON.
     """
 
     anchor: str
@@ -225,12 +206,7 @@ class Card:
 class Group:
     """Findings that stand together under a heading; those that are many, folded by their change.
 
-    Attributes:
-        key: of the group's anchor.
-        title: its heading.
-        cards: its findings.
-        parts: findings by change, folded; each with its title.
-        opened: whether its findings are open at first.
+    ``parts`` has a title, what it means and cards for each change; ``opened``: whether cards are.
     """
 
     key: str
