@@ -158,15 +158,15 @@ def outline_of(report: Mapping[str, Any], *, whole: bool, comment: bool = False)
         yield Part("Known", [Line("", f"KNOWN {each}", "yellow") for each in lines])
     failures = [Line("INCOMPLETE", each, "yellow") for each in report["failures"]]
     yield Part("Incomplete", failures, folded=False)
-    spared_ones = blocks("unused") if whole else _unused(unused)
-    yield Part("Not used by the engine's source", spared_ones)
+    not_used = blocks("unused") if whole else _unused(unused)
+    yield Part("Not used by the engine's source", not_used)
     if whole:
         yield Part("Other behaviour", blocks("behaviour"))
         rest = groups.get("rest", [])
         yield Part("Other changes", [Line(each["change"], each["message"]) for each in rest])
     else:
         others = [*groups.get("behaviour", ()), *groups.get("rest", ())]
-        yield Part("Other changes", _counted(sorted(others, key=findings.index)))
+        yield Part("Other changes", _counted(others))
     yield Part("What ran, and what did not", _ran(report, whole=whole))
 
 
