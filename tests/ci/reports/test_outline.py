@@ -7,7 +7,8 @@ from collections import Counter
 from pathlib import Path
 
 from kernelproof.ci.console.terminal import console
-from kernelproof.ci.reports.run_outline import print_summary
+from kernelproof.ci.reports.markdown import to_markdown
+from kernelproof.ci.reports.run_outline import outline_of, print_summary
 from kernelproof.ci.reports.summary import (
     Summary,
     in_order,
@@ -90,6 +91,16 @@ def test_a_clean_gate_is_short_and_all_of_it_can_be_asked_for() -> None:
     for number in range(30):
         assert f"KNOWN known-{number}  kernel-{number}: 2 problems: Fault" in every
     assert "not run: kernel-7  idle: nothing to judge" in every
+
+
+def test_the_outline_of_a_run_can_be_a_comment() -> None:
+    text = to_markdown("A gate", outline_of(clean_gate(), whole=True), "made here")
+    assert text.startswith("## A gate\n\n- CONFORMING: no new finding, 30 known")
+    assert "<summary>Known findings (30)</summary>" in text
+    assert "- **KNOWN known-0 kernel-0: 2 problems:** Fault 0 of the kernel." in text
+    assert "- kernel-0: 50 judged, 0 unsupported, 0 rejected, 0 new, 1 known, 0.0 seconds" in text
+    assert "- and 36 more\n" in text  # of 76 that were not run, or had a law without anything
+    assert text.endswith("made here\n")
 
 
 def test_why_no_module_was_built_is_said_at_the_end_of_the_time_too() -> None:
