@@ -24,8 +24,9 @@ from typing import Any
 from ..fixtures import CAUGHT, EVIDENCE
 from ..impl import Target
 from ..impl.gating.knowledge import FORMAT as COMPILED
-from ..impl.gating.knowledge import MACHINE, NOT_RUN
+from ..impl.gating.knowledge import MACHINE
 from ..impl.gating.knowledge import SCHEMA as GATING
+from ..impl.gating.rules import NOT_RUN
 from ..impl.targets.data_files import read_json
 from ..properties.findings.ledger import Entry, load_ledger
 from ..properties.verdicts.verdict import Verdict

@@ -19,14 +19,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from ...impl.flashinfer.modules import BROKEN, GENERATED, Unit
-from ...impl.gating.knowledge import (
-    COMPILED,
-    FAILED,
-    INCOMPLETE,
-    UNJUDGED,
-    Compilation,
-    CompiledUnit,
-)
+from ...impl.gating.knowledge import Compilation, CompiledUnit
+from ...impl.gating.rules import COMPILED, FAILED, INCOMPLETE, UNJUDGED
 from ...impl.targets.capability import parse_capability
 from ...impl.targets.data_files import read_json
 from ...properties.findings.files import dumps, write_text

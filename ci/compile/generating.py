@@ -18,7 +18,7 @@ from typing import Any
 from packaging.version import Version
 
 from ...impl.flashinfer.modules import BROKEN, GENERATED, UNITS, Unit
-from ...impl.gating.knowledge import OTHER_CHIP
+from ...impl.gating.rules import OTHER_CHIP
 from ..console.errors import UsageRefusedError
 from ..releases.sandboxes import DISTRIBUTION
 from ..releases.subprocess_runner import run_to_end

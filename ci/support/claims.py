@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from ...impl.flashinfer.names import ACTIVATION_NAMES, ROUTING_MEMBERS
 from ...impl.flashinfer_declarations.capabilities import HEAD_DIMS, PAGE_SIZES
 from ...impl.gating import Feature
-from ...impl.gating.knowledge import DECLARED, Knowledge
+from ...impl.gating.knowledge import Knowledge
+from ...impl.gating.rules import DECLARED
 from . import facts
 from .facts import Declarations, Fact, named_chips
 

@@ -27,7 +27,8 @@ from ...impl.gating import (
     decide,
     load_rules,
 )
-from ...impl.gating.knowledge import DECLARED, Knowledge
+from ...impl.gating.knowledge import Knowledge
+from ...impl.gating.rules import DECLARED
 from ...properties.verdicts.text import count_of
 from ..console.errors import CONFORMING, MACHINE, NONCONFORMING
 from ..console.outputs import Outputs

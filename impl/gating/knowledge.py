@@ -26,9 +26,8 @@ from ..targets.data_files import read_json
 from ..targets.shape_checks import checked
 from ..targets.target import Target
 from .feature import Feature
-from .rules import LEVELS, Rule
+from .rules import COMPILED, NOT_RUN, RIGHT, RUN, STATUSES, Rule
 
-DECLARED, REPORTED, COMPILED, RUN = LEVELS
 MADE_AT_RUN_TIME = ("group_size", "page_size", "kv_layout")
 """Fields that a kernel takes as they come; the others make another kernel of it."""
 OF_A_MODULE = (
@@ -46,20 +45,7 @@ OF_A_MODULE = (
 SCHEMA = "kernelproof/gating/1"
 MACHINE = ("sm", "flashinfer", "cuda", "triton")
 """What of a target decides which rules hold."""
-RIGHT, NOT_RUN = "right", "not run"
 FORMAT = "kernelproof/compile-evidence/1"
-FAILED, INCOMPLETE = "failed", "incomplete"
-REFUSED, OTHER_CHIP, ABSENT, UNJUDGED = "refused", "other-chip", "absent", "unjudged"
-STATUSES: Mapping[str, str] = {
-    COMPILED: "every object compiled for this chip, and they hold the kernel",
-    FAILED: "nvcc refused a source",
-    INCOMPLETE: "it compiled without the kernel: calls that need it throw",
-    REFUSED: "FlashInfer generates no such module for this chip",
-    OTHER_CHIP: "FlashInfer generates it for other chips, whatever the chip",
-    ABSENT: "this release has no such module",
-    UNJUDGED: "the machine could not tell: a deadline, memory, a missing header of CUDA",
-}
-"""What can come of a unit on a chip. Only ``compiled`` speaks for support."""
 
 
 class EvidenceError(ValueError):

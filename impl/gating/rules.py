@@ -23,6 +23,20 @@ CALLED = ("raises", "wrong", "crashes", "hangs", "right")
 """What can become of a call that is made though a rule refuses it: FlashInfer raises before
 anything is launched; the answer is wrong; CUDA fails or the process dies; it does not end; the
 answer is right, of a small call at least."""
+DECLARED, REPORTED, COMPILED, RUN = LEVELS
+RIGHT, NOT_RUN = "right", "not run"
+FAILED, INCOMPLETE = "failed", "incomplete"
+REFUSED, OTHER_CHIP, ABSENT, UNJUDGED = "refused", "other-chip", "absent", "unjudged"
+STATUSES: Mapping[str, str] = {
+    COMPILED: "every object compiled for this chip, and they hold the kernel",
+    FAILED: "nvcc refused a source",
+    INCOMPLETE: "it compiled without the kernel: calls that need it throw",
+    REFUSED: "FlashInfer generates no such module for this chip",
+    OTHER_CHIP: "FlashInfer generates it for other chips, whatever the chip",
+    ABSENT: "this release has no such module",
+    UNJUDGED: "the machine could not tell: a deadline, memory, a missing header of CUDA",
+}
+"""What can come of a unit on a chip. Only ``compiled`` speaks for support."""
 PACKAGES = ("flashinfer", "cuda", "triton")
 
 

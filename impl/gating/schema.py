@@ -10,8 +10,7 @@ import msgspec
 from ..targets.backends import BACKENDS
 from ..targets.schemas import Provider, Table, Text, one_of, parse_chips
 from .feature import CHOICES, INTEGERS, OPERATIONS, SWITCHES, Feature
-from .knowledge import NOT_RUN, STATUSES
-from .rules import CALLED, LEVELS, PACKAGES, check_specifier, parse_version
+from .rules import CALLED, LEVELS, NOT_RUN, PACKAGES, STATUSES, check_specifier, parse_version
 
 SOME = msgspec.Meta(min_length=1)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ....impl.gating.knowledge import ABSENT, COMPILED, UNJUDGED
+from ....impl.gating.rules import ABSENT, COMPILED, UNJUDGED
 from ...compile.compiling import compile_support
 from ...console.errors import UsageRefusedError
 from ...releases.sandboxes import Tell

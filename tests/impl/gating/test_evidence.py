@@ -6,7 +6,8 @@ import pytest
 
 from kernelproof.fixtures import EVIDENCE
 from kernelproof.impl.gating import Feature, Target, decide
-from kernelproof.impl.gating.knowledge import COMPILED, CompiledUnit, read_compilation, table
+from kernelproof.impl.gating.knowledge import CompiledUnit, read_compilation, table
+from kernelproof.impl.gating.rules import COMPILED
 
 FILES = sorted(EVIDENCE.glob("compile-*.json"))
 RECORDS = [record for path in FILES for record in read_compilation(path).records]

@@ -13,8 +13,6 @@ from kernelproof.fixtures import EVIDENCE
 from kernelproof.impl.gating import Feature, Target, decide, knowledge, load_rules
 from kernelproof.impl.gating.decision import refusing
 from kernelproof.impl.gating.knowledge import (
-    NOT_RUN,
-    RIGHT,
     SCHEMA,
     EvidenceError,
     Knowledge,
@@ -24,6 +22,7 @@ from kernelproof.impl.gating.knowledge import (
     read_trials,
     table_of,
 )
+from kernelproof.impl.gating.rules import NOT_RUN, RIGHT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
