@@ -177,7 +177,8 @@ def keep_judged(node: pytest.Item, outcome: str) -> None:
 
     Args:
         node: the item.
-        outcome: of its judgement; pytest's report of an expected failure says that it was skipped.
+        outcome: the outcome of its judgement; pytest's report of an expected failure says that it
+            was skipped.
     """
     told = {"failed": outcome == "failed", "outcome": outcome.replace("xfailed", "skipped")}
     keep(_common_folder(node.config), node.nodeid, {**dict(node.user_properties), **told})

@@ -40,7 +40,7 @@ def race(contenders: Mapping[str, Sequence[Call]], *, replays: int = REPLAYS) ->
     The graphs take turns, so that a GPU that grows hot slows all of them.
 
     Args:
-        contenders: by name, calls that do the same work on buffers of their own, which take turns
+        contenders: calls by name that do the same work on buffers of their own, which take turns
             too; each is called twice before the clock starts.
         replays: how many of each are timed.
     """

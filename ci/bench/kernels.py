@@ -208,17 +208,22 @@ def _measure(
 ) -> Measured:
     batches = pool.batches(case)
     times = race(contenders(case, batches, absent, failed, with_flashinfer=with_flashinfer))
-    click.echo(f"{case}: " + ", ".join(f"{name} {ms:.3f} ms" for name, ms in times.items()),
-               err=True)  # fmt: skip
+    click.echo(
+        f"{case}: " + ", ".join(f"{name} {ms:.3f} ms" for name, ms in times.items()), err=True
+    )
     return Measured(case, times)
 
 
 def _tables(measured: list[Measured], bandwidth: float, rate: float) -> list[Table]:
     """Make a table of decodes, one of verify steps and one of prefills, of those that there are."""
-    decodes, verifies, prefills = ([each for each in measured if of(each.case.queries)]
-                                   for of in KINDS.values())  # fmt: skip
-    tables = [_decode_table(name, each, bandwidth)
-              for name, each in zip(KINDS, (decodes, verifies), strict=False) if each]  # fmt: skip
+    decodes, verifies, prefills = (
+        [each for each in measured if of(each.case.queries)] for of in KINDS.values()
+    )
+    tables = [
+        _decode_table(name, each, bandwidth)
+        for name, each in zip(KINDS, (decodes, verifies), strict=False)
+        if each
+    ]
     return [*tables, *([_prefill_table(prefills, rate)] if prefills else [])]
 
 
@@ -261,12 +266,14 @@ def _table(
     }
     rows: list[tuple[Cell, ...]] = [
         (
-            each.case.heads, each.case.requests, each.case.keys,
+            each.case.heads,
+            each.case.requests,
+            each.case.keys,
             *(each.times.get(name, math.nan) for name in names),
             *(math.nan if (found := figure(each)) is None else found for figure in shown.values()),
         )
         for each in measured
-    ]  # fmt: skip
+    ]
     return Table(title, ("heads", "batch", "keys", *names, *shown), tuple(rows))
 
 

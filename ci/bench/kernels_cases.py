@@ -25,8 +25,8 @@ class Case:
     Attributes:
         requests: how many.
         queries: query tokens of each: 1 is a decode, ``DRAFTS`` a verify step.
-        keys: of each.
-        qo_heads, kv_heads: of 128 channels each.
+        keys: number of keys of each request.
+        qo_heads, kv_heads: numbers of heads, of 128 channels each.
     """
 
     requests: int
@@ -124,15 +124,26 @@ class Pool:
         )
         return [
             PagedAttentionInputs(
-                q=q, k_cache=k, v_cache=v, metadata=metadata,
-                block_table=order.view(case.requests, -1), kv_layout="NHD", causal=True,
-                sm_scale=1.0 / math.sqrt(HEAD_DIM), window_left=-1, logits_soft_cap=0.0,
-                sinks=None, custom_mask=None, k_scale=1.0, v_scale=1.0, out_dtype=torch.bfloat16,
+                q=q,
+                k_cache=k,
+                v_cache=v,
+                metadata=metadata,
+                block_table=order.view(case.requests, -1),
+                kv_layout="NHD",
+                causal=True,
+                sm_scale=1.0 / math.sqrt(HEAD_DIM),
+                window_left=-1,
+                logits_soft_cap=0.0,
+                sinks=None,
+                custom_mask=None,
+                k_scale=1.0,
+                v_scale=1.0,
+                out_dtype=torch.bfloat16,
             )
             for k, v in zip(
                 self.k.split(case.pages)[: _turns(case)], self.v.split(case.pages), strict=False
             )
-        ]  # fmt: skip
+        ]
 
 
 def _turns(case: Case) -> int:

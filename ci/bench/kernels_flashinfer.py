@@ -72,11 +72,14 @@ def build(cases: Collection[Case], *, quick: bool) -> dict[str, str]:
     [batch, *_] = Pool.of((small,)).batches(small)
     jobs: list[tuple[str, Call]] = []
     if any(case.queries == 1 for case in cases):
-        jobs += [(name, functools.partial(decoder, batch, cores))
-                 for name, cores in DECODERS.items()]  # fmt: skip
+        jobs += [
+            (name, functools.partial(decoder, batch, cores)) for name, cores in DECODERS.items()
+        ]
     if any(case.queries > 1 for case in cases):
-        jobs += [(name, functools.partial(prefiller, batch, backend))
-                 for name, backend in backends().items()]  # fmt: skip
+        jobs += [
+            (name, functools.partial(prefiller, batch, backend))
+            for name, backend in backends().items()
+        ]
     for each in {replace(each, requests=1, keys=PAGE_SIZE) for each in cases}:
         if each.queries == DRAFTS and XQA in verifiers(each):
             verify = Pool.of((each,)).batches(each)[0]
@@ -106,34 +109,48 @@ def backends() -> dict[str, str]:
 def decoder(batch: PagedAttentionInputs, tensor_cores: bool) -> Callable[..., Any]:  # noqa: FBT001
     """Plan a decode wrapper for a batch and give its ``run``."""
     wrapper = new_wrapper(
-        "BatchDecodeWithPagedKVCacheWrapper", batch.q.device, kv_layout=batch.kv_layout,
-        use_tensor_cores=tensor_cores, backend="fa2" if tensor_cores else "auto",
-    )  # fmt: skip
+        "BatchDecodeWithPagedKVCacheWrapper",
+        batch.q.device,
+        kv_layout=batch.kv_layout,
+        use_tensor_cores=tensor_cores,
+        backend="fa2" if tensor_cores else "auto",
+    )
     metadata = batch.metadata
     tokens = len(batch.q) // metadata.num_requests
     wrapper.plan(
-        indptr=metadata.paged_kv_indptr, indices=metadata.paged_kv_indices,
-        last_page_len=metadata.paged_kv_last_page_len, head_dim=HEAD_DIM,
-        page_size=metadata.page_size, **_heads(batch), **plan_options(batch, batch.k_cache.dtype),
+        indptr=metadata.paged_kv_indptr,
+        indices=metadata.paged_kv_indices,
+        last_page_len=metadata.paged_kv_last_page_len,
+        head_dim=HEAD_DIM,
+        page_size=metadata.page_size,
+        **_heads(batch),
+        **plan_options(batch, batch.k_cache.dtype),
         **({"q_len_per_req": tokens} if tokens > 1 else {}),
-    )  # fmt: skip
+    )
     return wrapper.run  # type: ignore[no-any-return]
 
 
 def prefiller(batch: PagedAttentionInputs, backend: str) -> Callable[..., Any]:
     """Plan a prefill wrapper for a batch and give its ``run``."""
     wrapper = new_wrapper(
-        "BatchPrefillWithPagedKVCacheWrapper", batch.q.device, kv_layout=batch.kv_layout,
+        "BatchPrefillWithPagedKVCacheWrapper",
+        batch.q.device,
+        kv_layout=batch.kv_layout,
         backend=backend,
-    )  # fmt: skip
+    )
     metadata = batch.metadata
     wrapper.plan(
-        qo_indptr=metadata.qo_indptr, paged_kv_indptr=metadata.paged_kv_indptr,
+        qo_indptr=metadata.qo_indptr,
+        paged_kv_indptr=metadata.paged_kv_indptr,
         paged_kv_indices=metadata.paged_kv_indices,
-        paged_kv_last_page_len=metadata.paged_kv_last_page_len, head_dim_qk=HEAD_DIM,
-        head_dim_vo=HEAD_DIM, page_size=metadata.page_size, causal=batch.causal,
-        **_heads(batch), **plan_options(batch, batch.k_cache.dtype),
-    )  # fmt: skip
+        paged_kv_last_page_len=metadata.paged_kv_last_page_len,
+        head_dim_qk=HEAD_DIM,
+        head_dim_vo=HEAD_DIM,
+        page_size=metadata.page_size,
+        causal=batch.causal,
+        **_heads(batch),
+        **plan_options(batch, batch.k_cache.dtype),
+    )
     return wrapper.run  # type: ignore[no-any-return]
 
 

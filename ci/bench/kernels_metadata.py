@@ -103,10 +103,12 @@ def measure() -> tuple[Table, list[Requirement]]:
     for requests, columns in SHAPES:
         sets = [example(requests, columns, "cuda", seed) for seed in range(SETS)]
         check(sets[0])
-        times = race({
-            builder.__name__: [functools.partial(builder, inputs) for inputs in sets]
-            for builder in (build.function, torch_sequence)
-        })  # fmt: skip
+        times = race(
+            {
+                builder.__name__: [functools.partial(builder, inputs) for inputs in sets]
+                for builder in (build.function, torch_sequence)
+            }
+        )
         launch, sequence = (1e3 * time for time in times.values())
         rows.append(Row(requests, columns, launch, sequence))
     table = Table(
@@ -115,7 +117,10 @@ def measure() -> tuple[Table, list[Requirement]]:
         tuple((row.requests, row.columns, row.launch, row.sequence, row.ratio) for row in rows),
     )
     return table, [
-        Requirement(f"metadata launch to torch, {row.requests} requests of {row.columns} columns",
-                    row.ratio, high=LAUNCH_TO_TORCH)
+        Requirement(
+            f"metadata launch to torch, {row.requests} requests of {row.columns} columns",
+            row.ratio,
+            high=LAUNCH_TO_TORCH,
+        )
         for row in rows
-    ]  # fmt: skip
+    ]

@@ -23,7 +23,8 @@ SEED = 0
 MOST_SETS = 8
 CHECKED_TOKENS = 4
 TOLERANCE = 0.02
-"""Of the largest output: far more than roundings to bfloat16, far less than a wrong answer."""
+"""Share of the largest output: far more than roundings to bfloat16, far less than a wrong answer.
+"""
 ELEMENT_SIZE = 2
 
 
@@ -122,10 +123,13 @@ def batches(case: Case, weights: Weights) -> list[Batch]:
         chosen, ids = scores.topk(case.top_k, dim=1)
         made.append(
             Batch(
-                hidden.normal_(generator=generator), weights.w13, weights.w2, ids.to(torch.int32),
+                hidden.normal_(generator=generator),
+                weights.w13,
+                weights.w2,
+                ids.to(torch.int32),
                 chosen / chosen.sum(dim=1, keepdim=True),
             )
-        )  # fmt: skip
+        )
     return made
 
 
@@ -153,7 +157,7 @@ def measure(rate: float, *, quick: bool) -> tuple[Table, list[Requirement], list
     """Time all contenders on every case.
 
     Args:
-        rate: of a large matrix product, in operations a second.
+        rate: the rate of a large matrix product, in operations a second.
         quick: only the cases of the requirement.
 
     Raises:
@@ -173,11 +177,14 @@ def measure(rate: float, *, quick: bool) -> tuple[Table, list[Requirement], list
         del weights, prepared
         torch.cuda.empty_cache()
     wanted = [
-        Requirement(f"MoE to {others.CUTLASS}, {each.case.tokens} tokens, {each.case.name}", ratio,
-                    low=TO_FLASHINFER)
+        Requirement(
+            f"MoE to {others.CUTLASS}, {each.case.tokens} tokens, {each.case.name}",
+            ratio,
+            low=TO_FLASHINFER,
+        )
         for each in measured
         if each.case in TARGETS and (ratio := each.ratio(others.CUTLASS)) is not None
-    ]  # fmt: skip
+    ]
     return _table(measured, there, rate), wanted, notes
 
 
@@ -193,8 +200,9 @@ def _measure(case: Case, weights: Weights, prepared: dict[str, Prepared]) -> Mea
     }
     check(sets[0], {name: calls[0] for name, calls in racing.items()})
     times = race(racing)
-    click.echo(f"{case}: " + ", ".join(f"{name} {ms:.3f} ms" for name, ms in times.items()),
-               err=True)  # fmt: skip
+    click.echo(
+        f"{case}: " + ", ".join(f"{name} {ms:.3f} ms" for name, ms in times.items()), err=True
+    )
     return Measured(case, times)
 
 

@@ -91,9 +91,17 @@ def cutlass(w13: torch.Tensor, w2: torch.Tensor) -> Prepared:
 
     def make(batch: Batch) -> Call:
         call = functools.partial(
-            fused, batch.hidden, batch.ids, batch.weights, swapped, w2, torch.bfloat16,
-            quant_scales=[], output=torch.empty_like(batch.hidden), tune_max_num_tokens=LARGEST,
-        )  # fmt: skip
+            fused,
+            batch.hidden,
+            batch.ids,
+            batch.weights,
+            swapped,
+            w2,
+            torch.bfloat16,
+            quant_scales=[],
+            output=torch.empty_like(batch.hidden),
+            tune_max_num_tokens=LARGEST,
+        )
         if not tuned:
             with autotune(True):  # noqa: FBT003  its name moved between releases
                 call()

@@ -184,8 +184,8 @@ def compare_here(
     """Compare two releases on this machine of a cluster.
 
     Args:
-        bus: to which the journal is sent, and which says when to end.
-        chip: of this machine.
+        bus: the bus to which the journal is sent, and which says when to end.
+        chip: the chip of this machine.
         request: what was asked for, with the folders of ``--cases`` and ``--from`` as named there.
         folder: where the command runs; paths are relative to it where this machine has it, too.
         known: the journal to go on from.
@@ -219,10 +219,10 @@ def _told_to(
 
     Args:
         bus: Ray's handle of the actor.
-        chip: of this machine.
+        chip: the chip of this machine.
         journal: a file.
         sent: bytes of it that the driver has.
-        ending: of the comparison.
+        ending: the ending of the comparison.
     """
     import ray
 

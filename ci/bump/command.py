@@ -290,7 +290,7 @@ def _last(steps: Iterable[Comparison], comparison: Comparison, ending: Ending) -
     Args:
         steps: records, one after each step.
         comparison: the record before the first step.
-        ending: of the comparison.
+        ending: the ending of the comparison.
     """
     try:
         for each in steps:
@@ -321,7 +321,7 @@ def tell(
     """Print a report, write what was asked for, and return its exit code.
 
     Args:
-        report: of a comparison.
+        report: the report of a comparison.
         outputs: files to write.
         unwritten: sentences about other files that could not be written.
         verbose: see ``print_report``.

@@ -135,11 +135,16 @@ def _of_layers(operation: str) -> str:
     """Return the ranges of the routers, or the experts, that rows of the table have."""
     layers = layers_of(operation)
     numbers = ("num_experts", "top_k", "num_groups", "topk_groups", "scaling_factor")
-    found = {name: [layer.fields[name] for layer in layers if name in layer.fields]
-             for name in (*numbers, "method", "activation")}  # fmt: skip
+    found = {
+        name: [layer.fields[name] for layer in layers if name in layer.fields]
+        for name in (*numbers, "method", "activation")
+    }
     said = [f"`{name}` {_range(found[name])}" for name in numbers if found[name]]
-    said += [f"`{name}` {', '.join(sorted({*found[name]}))}"
-             for name in ("method", "activation") if found[name]]  # fmt: skip
+    said += [
+        f"`{name}` {', '.join(sorted({*found[name]}))}"
+        for name in ("method", "activation")
+        if found[name]
+    ]
     if operation == "moe":
         hidden, inter = zip(*(layer.sizes for layer in layers), strict=True)
         said.append(

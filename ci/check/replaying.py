@@ -52,8 +52,9 @@ class Request:
             GPU where the implementation needs one.
         implementation: which; the case's own if None.
         deadline: seconds that one call may take.
-        release: of the package, or an interpreter, that it is judged with; as it is here if None.
-        package: of ``PACKAGES``.
+        release: the release of the package, or an interpreter, that it is judged with; as it is
+            here if None.
+        package: the package of ``PACKAGES``.
         save: folder for the tensors of the wrong call.
         script: file for a script that makes that call.
         in_process: judge in this process, without isolation.

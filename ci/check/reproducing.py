@@ -26,7 +26,7 @@ IN_USE = (
     '{{"out": {0}.masked_fill((torch.arange({0}.shape[1], device={0}.device) '
     ">= inputs.counts.unsqueeze(1)).unsqueeze(2), 0)}}"
 )
-"""Of batched experts: nothing is promised of rows behind the counts."""
+"""Code that hides the rows of batched experts behind the counts, of which nothing is promised."""
 ANSWERS = {
     "append_paged_kv": f"dict(zip({APPENDED!r}, result))",
     "route": 'dict(zip(("topk_ids", "topk_weights"), result))',
@@ -35,7 +35,7 @@ ANSWERS = {
     "build_metadata": '{name: getattr(result, name) for name in tensors["expected"]}',
     "slice_context_parallel": '{name: getattr(result, name) for name in tensors["expected"]}',
 }
-"""How the script reads an answer as tensors by name; others are pairs (out, lse)."""
+"""Code by operation that reads an answer as tensors by name; others are pairs (out, lse)."""
 PAIR = 'dict(zip(("out", "lse"), result))'
 READ_FROM_CODES = (
     f"dict(zip({(*APPENDED, *AS_READ)!r}, (*result, *(({{}} - scales[..., 1:].double()) "

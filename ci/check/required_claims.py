@@ -34,8 +34,8 @@ class RequiredClaims:
     """The claims of a file.
 
     Attributes:
-        path: of the file.
-        implementations: that it knows the claims of.
+        path: the path of the file.
+        implementations: the implementations that it knows the claims of.
     """
 
     path: Path
@@ -45,7 +45,7 @@ class RequiredClaims:
         """Return the values that were claimed once and are refused by this run.
 
         Args:
-            report: of the run.
+            report: the report of the run.
             gate: whether the run is of everything that is registered, so that an implementation of
                 the file that it lacks is lost too.
         """
@@ -123,8 +123,9 @@ def _claimed_once(path: Path, index: int, data: object) -> ClaimedOnce | None:
         return None
     if not isinstance(space, dict):
         raise _unfit(path, f"{where}.claimed_space is not a table")
-    claimed = {axis: _values(path, f"{where}.claimed_space.{axis}", each)
-               for axis, each in space.items()}  # fmt: skip
+    claimed = {
+        axis: _values(path, f"{where}.claimed_space.{axis}", each) for axis, each in space.items()
+    }
     name, reference = data["name"], str(data.get("reference", ""))
     declared = data.get("declared_name") or without_reference(name, reference)
     return ClaimedOnce(name, str(declared), reference, claimed)

@@ -32,7 +32,7 @@ def save_tensors(kept: Kept, folder: Path, about: Mapping[str, Any]) -> list[Pat
 
     Args:
         kept: the call.
-        folder: is made where it is missing.
+        folder: the folder, which is made where it is missing.
         about: what the index says of the case.
 
     Returns:

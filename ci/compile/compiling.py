@@ -91,8 +91,8 @@ def compile_support(
     """Find what is asked for, compile it, and write the records.
 
     Args:
-        releases: as ``sandbox`` takes them: versions, wheels, folders.
-        chips: as ``parse_capability`` reads them.
+        releases: the releases as ``sandbox`` takes them: versions, wheels, folders.
+        chips: the chips as ``parse_capability`` reads them.
         units: names of ``flashinfer_modules.UNITS``; all of them if empty.
         outputs: file of the records, named by ``--json``.
         jobs: compilers at a time; one a core, if 0.
@@ -161,7 +161,7 @@ def compile_modules(
         jobs: compilers at a time; one a core, if 0.
         deadline: seconds that one object may take.
         tell: called with a line of progress every few seconds.
-        command: for the record.
+        command: the command for the record.
     """
     work, plans, interrupted = Work(tell), list[Plan](), False
     with tempfile.TemporaryDirectory(prefix="kernelproof-sources-") as sources:

@@ -44,7 +44,8 @@ class Job:
 
     Attributes:
         command: what FlashInfer would start.
-        key: of the cache; equal where nothing that is compiled, and nothing that compiles, differs.
+        key: the key of the cache; equal where nothing that is compiled, and nothing that compiles,
+            differs.
     """
 
     release: str

@@ -39,9 +39,9 @@ class Nvcc:
     """A CUDA compiler.
 
     Attributes:
-        path: of the program.
+        path: the path of the program.
         version: such as ``13.0.88``.
-        home: of CUDA, in which ``bin/nvcc`` and ``include`` lie.
+        home: the home of CUDA, in which ``bin/nvcc`` and ``include`` lie.
     """
 
     path: Path
@@ -55,7 +55,7 @@ class Compiled:
 
     Attributes:
         state: ``COMPILES``, ``FAILS``, or ``UNDECIDED`` where the machine is at fault.
-        seconds: of nvcc.
+        seconds: the seconds of nvcc.
         message: its first error.
         kernels: how many kernels of the one asked for it holds.
     """
@@ -115,8 +115,8 @@ def compile_object(
 
     Args:
         nvcc: the compiler.
-        command: of a compiler, for which its first word stands. Where the output goes is replaced,
-            nothing else.
+        command: a compiler's command, whose first word names the compiler. Where the output goes is
+            replaced, nothing else.
         kernel: a regular expression for the mangled names of the kernels to count.
         deadline: seconds that it may take.
         stop: ends it.

@@ -22,7 +22,7 @@ class Outputs:
     """The files that a command was asked to write.
 
     Attributes:
-        paths: by the option that names each.
+        paths: the paths by the option that names each.
     """
 
     paths: Mapping[str, Path] = field(default_factory=dict)
@@ -41,8 +41,8 @@ class Outputs:
         """Write the files, the others too where one cannot be written.
 
         Args:
-            contents: by option, makes the text of a file, or what its JSON holds. An option that
-                was not given is left out, and nothing is made for it.
+            contents: functions by option that make the text of a file, or what its JSON holds. An
+                option that was not given is left out, and nothing is made for it.
             failures: sentences on other files that could not be written, for the same error.
 
         Raises:
@@ -72,8 +72,10 @@ def refuse_shared_files() -> None:
     """
     context = click.get_current_context()
     outputs = context.params.get("outputs", Outputs())
-    named = sorted([*_named_files(context), *((*each, True) for each in outputs.paths.items())],
-                   key=lambda each: each[2])  # fmt: skip
+    named = sorted(
+        [*_named_files(context), *((*each, True) for each in outputs.paths.items())],
+        key=lambda each: each[2],
+    )
     owners: dict[Path, str] = {}
     for option, path, is_output in named:  # files that are read may be the same
         place = Path(os.path.realpath(path))  # which takes a loop of links

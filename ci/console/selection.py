@@ -34,7 +34,7 @@ def check_implementations(names: Sequence[str], option: str = "") -> None:
 
     Args:
         names: MODULE:NAME, or registered ones.
-        option: by which they are given; empty for arguments.
+        option: the option by which they are given; empty for arguments.
 
     Raises:
         UsageRefusedError: names it.
@@ -66,9 +66,9 @@ def corpus_of(
 
     Args:
         folder: given by ``--corpus``.
-        ledger: of the run.
-        expectations: by which it was asked for: ``"none"`` forgets its cases too.
-        profile: of the run.
+        ledger: the ledger of the run.
+        expectations: the value that it was asked for by: ``"none"`` forgets its cases too.
+        profile: the profile of the run.
 
     Raises:
         UsageRefusedError: the folder is not there, or a case cannot be read.

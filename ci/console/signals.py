@@ -26,7 +26,8 @@ def ended_by_signals(end: Callable[[str], object]) -> Iterator[None]:
     """Have the first SIGINT or SIGTERM call `end`, and a later one end the process at once.
 
     Args:
-        end: is given one of ``ENDINGS``. It may interrupt any line of the main thread.
+        end: function that is called with one of ``ENDINGS``. It may interrupt any line of the main
+            thread.
     """
     if threading.current_thread() is not threading.main_thread():  # signals are not for it
         yield

@@ -30,7 +30,7 @@ class Ended:
     """A unit that has ended.
 
     Attributes:
-        unit: that was submitted.
+        unit: the unit that was submitted.
         result: None where there is none.
         error: why there is none; empty where its machine died, and it may run on another.
     """
@@ -85,9 +85,9 @@ class Fleet:
     """Carries out a plan on machines; it is used as a `Run` is.
 
     Args:
-        plan: as for one machine.
-        machines: that carry it out.
-        journal: of the units that have ended; none is kept without.
+        plan: the plan, the same as for one machine.
+        machines: the machines that carry it out.
+        journal: the journal of the units that have ended; none is kept without.
     """
 
     def __init__(self, plan: Plan, machines: Machines, journal: Journal | None = None) -> None:

@@ -47,7 +47,7 @@ class Journal:
 
     Args:
         cases: the run's folder of cases.
-        plan: of the run.
+        plan: the plan of the run.
         resume: whether results of an earlier run are taken.
 
     Raises:

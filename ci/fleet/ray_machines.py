@@ -53,8 +53,8 @@ class Node:
         id: Ray's.
         chip: its kind.
         units: how many run on it at a time.
-        share: of a GPU, for each.
-        cores: that those which run share.
+        share: the share of a GPU, for each.
+        cores: the cores that those which run share.
     """
 
     id: str
@@ -276,9 +276,10 @@ class RayMachines:
         """Carry out work on a machine of each chip, which it has to itself.
 
         Args:
-            work: is given the bus, by which it says what it does, the chip, and what is given.
-            given: by chip, its further arguments.
-            heard: is called with whatever work says; it says something when it begins.
+            work: function that is called with the bus, by which it reports what it does, the chip,
+                and what is given.
+            given: its further arguments by chip.
+            heard: function that is called with whatever work reports; work does so when it begins.
             ended: why work is to end soon, one of ``ENDINGS``; empty before.
 
         Returns:

@@ -55,7 +55,7 @@ class Bus:
 
         Args:
             chip: the kind of machine.
-            libraries: by their names.
+            libraries: the libraries by their names.
             node: the machine that asks, which builds them where no other does.
             stays: whether it builds them even where another does.
         """

@@ -46,11 +46,11 @@ class Unit:
     Attributes:
         chip: the kind of machine that it needs.
         implementation: its name, or MODULE:NAME.
-        number: of the unit, among those of the implementation; the first is 0.
+        number: the number of the unit, among those of the implementation; the first is 0.
         laws: their names; None for the first ones, see ``Part``.
         learned: what the laws before these have found.
-        costs: that the first unit has measured, by the implementation's name.
-        node: that has its modules, or builds them; any of the chip if empty.
+        costs: the costs that the first unit has measured, by the implementation's name.
+        node: the node that has its modules, or builds them; any of the chip if empty.
     """
 
     chip: str
@@ -75,9 +75,9 @@ class UnitResult:
         run: its report, of one implementation.
         learned: what its own laws have found, for those after them.
         axes: what problems were drawn from; None where none were.
-        costs: of the implementation, by its name.
+        costs: the costs of the implementation, by its name.
         builds: minutes of one core that each library took to build.
-        node: on which it ran.
+        node: the node on which it ran.
         elsewhere: node on which it is to run, for its modules are built there; empty for this one.
     """
 
@@ -104,8 +104,8 @@ def later_laws(laws: Sequence[Law], seconds: float) -> list[tuple[str, ...]]:
     """Return the names of the laws of each later unit.
 
     Args:
-        laws: of the implementation, in their order.
-        seconds: that the first unit's laws took.
+        laws: the laws of the implementation, in their order.
+        seconds: the seconds that the first unit's laws took.
     """
     first = first_laws(laws)
     rest = laws[len(first) :]
@@ -126,7 +126,7 @@ class Job:
     """What every unit of a run is given beside its own fields.
 
     Attributes:
-        plan: of the whole run.
+        plan: the plan of the whole run.
         until: seconds since the epoch at which the run ends; None for no limit.
         fixtures: folder of the driver's data, whose paths become this machine's.
     """
@@ -146,8 +146,8 @@ def run_unit(
     """Carry out a unit on this machine.
 
     Args:
-        job: of the run.
-        unit: of the job.
+        job: the job of the run.
+        unit: the unit of the job.
         progress: receives what it does.
         started: receives the run, which it may end.
         claimed: asks the other machines before modules are built.
@@ -212,7 +212,7 @@ class Work:
     Args:
         chip: the kind of machine.
         name: the implementation's, or MODULE:NAME.
-        plan: of the whole run.
+        plan: the plan of the whole run.
     """
 
     def __init__(self, chip: str, name: str, plan: Plan) -> None:
@@ -236,8 +236,9 @@ class Work:
                 if whole or not (learned.smallest or learned.deadly):
                     self._begun.add(number)
                     units.append(replace(unit, learned=learned))
-        self._units = [next((new for new in units if new.number == old.number), old)
-                       for old in self._units]  # fmt: skip
+        self._units = [
+            next((new for new in units if new.number == old.number), old) for old in self._units
+        ]
         return units
 
     def rank(self, unit: Unit) -> tuple[int, float]:

@@ -61,11 +61,12 @@ class Failure:
 
     Attributes:
         implementation, laws, status, kinds: who broke what, and how.
-        law: under which ``problem`` fails.
+        law: the law under which ``problem`` fails.
         problem: the smallest.
         where: what tells the problems that fail from those that pass, as a predicate.
         device, sm: where; a chip where there is one.
-        versions: of the distribution that the implementation comes from, as an entry names it.
+        versions: the versions of the distribution that the implementation comes from, as an entry
+            names it.
     """
 
     implementation: str
@@ -329,8 +330,8 @@ def shared_name(name: str, source: str) -> str:
     The registered one where there is one; a file in the current folder by its path from there.
 
     Args:
-        name: as it was given here.
-        source: whose implementation it is, for the message.
+        name: the name as it was given here.
+        source: the source whose implementation it is, for the message.
 
     Raises:
         UsageRefusedError: it is a file elsewhere on this machine.
@@ -406,8 +407,10 @@ def _release_of(
     """
     if _compared(report) != FLASHINFER:
         return _compared(report), report["candidate"]["version"]
-    known = {_declared_name(each, each["name"], report): each
-             for each in report.get("implementations", ())}  # fmt: skip
+    known = {
+        _declared_name(each, each["name"], report): each
+        for each in report.get("implementations", ())
+    }
     told = known.get(name, {})
     provider = told.get("provider") or built_in_provider(name) or ""
     if provider == FLASHINFER:

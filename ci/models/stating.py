@@ -121,7 +121,7 @@ def stated(row: Row, family: Iterable[Row]) -> list[Problem]:
     """Return a row's calls as problems, with all of its heads; none where there are no words.
 
     Args:
-        row: of facts.
+        row: a row of facts.
         family: its rows: layers with an indexer have the heads of the others.
 
     Raises:
@@ -151,8 +151,13 @@ def _routed(row: Row) -> list[Problem]:
 
 def _attention(row: Row, family: Iterable[Row]) -> Iterable[AttentionProblem]:
     latent = OF_KIND.get(row["kind"], {}).get("values_in_keys", False)
-    others = [each for other in family if other["class"] == "attention" for each in figures(other)
-              if (each.get("kind") == "mla") == latent]  # fmt: skip
+    others = [
+        each
+        for other in family
+        if other["class"] == "attention"
+        for each in figures(other)
+        if (each.get("kind") == "mla") == latent
+    ]
     several = figures(row) or others[-1:]
     for each in several:
         kind = each["kind"] if row["kind"] == "mla" else row["kind"]
@@ -172,5 +177,7 @@ def _unanswered(problem: Problem) -> str:
         found = {"out": answer.out}
     elif isinstance(answer, Routing):
         found = {"weights": answer.topk_weights}
-    return next((f"{name} is no number" for name, each in found.items()
-                 if not torch.isfinite(each).all()), "")  # fmt: skip
+    return next(
+        (f"{name} is no number" for name, each in found.items() if not torch.isfinite(each).all()),
+        "",
+    )

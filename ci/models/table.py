@@ -109,8 +109,8 @@ class Table:
     """The table and what was left out of it.
 
     Attributes:
-        rows: of the table, in its order.
-        families: of all inputs.
+        rows: the rows of the table, in its order.
+        families: the families of all inputs.
         without_source: those of which no row has a source.
     """
 
@@ -129,7 +129,7 @@ def table_of(inputs: Iterable[Sequence[Row]], date: str) -> Table:
 
     Args:
         inputs: rows of each file.
-        date: on which the rows were compared that do not say themselves.
+        date: the date on which rows were compared that do not have their own.
     """
     given = [row for rows in inputs for row in rows]
     experts = [row for row in given if row.get("source") and row.get("method")]
@@ -141,8 +141,11 @@ def table_of(inputs: Iterable[Sequence[Row]], date: str) -> Table:
     latent = {(row["family"], compared_with(row)) for row in facts if row["kind"] in LATENT_KINDS}
     found = [_completed(row, "attention") for row in public]
     found += [_completed(row, "moe") for row in experts]
-    kinds = {row["family"]: row["kind"] for row in reversed(facts)
-             if row["class"] == "moe" and row["parameters"].startswith("experts")}  # fmt: skip
+    kinds = {
+        row["family"]: row["kind"]
+        for row in reversed(facts)
+        if row["class"] == "moe" and row["parameters"].startswith("experts")
+    }
     for row in public:
         said = (row["family"], row["source"]) in whole
         if row["experts"] and row["family"] in kinds and not said:

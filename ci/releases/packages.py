@@ -15,7 +15,7 @@ SURFACE, DECLARED, BEHAVIOUR, SPEED = "surface", "declarations", "behaviour", "s
 PARTS = (SURFACE, DECLARED, BEHAVIOUR, SPEED)
 """Names of the parts of a comparison."""
 PROVIDED, COMPILED, EVERYTHING = "provided", "compiled", "everything"
-"""Which implementations a release may change: those that come from the package, those whose kernels
+"""Implementations that a release may change: those that come from the package, those whose kernels
 it compiles, or all."""
 
 
@@ -24,12 +24,12 @@ class Package:
     """A package whose releases are compared.
 
     Attributes:
-        name: that ``--package`` takes.
-        distribution: that pip installs.
-        module: that is imported.
+        name: the name that ``--package`` takes.
+        distribution: the distribution that pip installs.
+        module: the module that is imported.
         judged: which implementations a release may change: ``PROVIDED``, ``COMPILED`` or
             ``EVERYTHING``.
-        parts: of ``PARTS``, those that a comparison has.
+        parts: the parts of ``PARTS``, those that a comparison has.
         whole: whether a side that is an interpreter makes all implementations judged, whatever
             package they come from.
         sources: whether a release is its Python files only, which nothing is to import as a whole.

@@ -50,10 +50,10 @@ def pinned_release(
     environment marker does not hold here is left out, as pip would.
 
     Args:
-        path: of the file, such as vLLM's ``requirements/cuda.txt`` or SGLang's
+        path: the path of the file, such as vLLM's ``requirements/cuda.txt`` or SGLang's
             ``python/pyproject.toml``.
-        distribution: that is pinned.
-        option: that named it, for messages.
+        distribution: the distribution that is pinned.
+        option: the option that named it, for messages.
 
     Returns:
         The version, in its normal form, such as ``"0.7.2.post1"``.
@@ -104,8 +104,8 @@ def side(
     Args:
         name: ``"baseline"`` or ``"candidate"``.
         given: release that is named, if any.
-        path: of the file that ``--baseline-from`` or ``--candidate-from`` names, if any.
-        distribution: that the file pins.
+        path: the path of the file that ``--baseline-from`` or ``--candidate-from`` names, if any.
+        distribution: the distribution that the file pins.
 
     Raises:
         UsageRefusedError: both are given; see ``pinned_release`` too.

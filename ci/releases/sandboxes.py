@@ -88,8 +88,8 @@ def sandbox(
 
     Args:
         given: a version, a wheel, or a folder with the package in it, such as ``site-packages``.
-        package: of ``PACKAGES``.
-        tell: is given a line of progress now and then.
+        package: the package of ``PACKAGES``.
+        tell: function that is called with a line of progress now and then.
 
     Raises:
         SandboxError: there is no such version or file, it cannot be downloaded or installed.
@@ -255,8 +255,8 @@ def _pip(what: Sequence[str], requirement: str, folder: Path, scratch: Path, tel
 
     Args:
         what: ``INSTALL`` or ``DOWNLOAD``.
-        requirement: that pip is given.
-        folder: of the result.
+        requirement: the requirement that pip is given.
+        folder: the folder of the result.
         scratch: folder for what pip leaves behind.
         tell: called with a line of progress now and then.
 

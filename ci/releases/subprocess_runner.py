@@ -25,7 +25,7 @@ class Ended:
 
     Attributes:
         status: exit status, negative for a signal; None if even SIGKILL did not end it.
-        seconds: that it took.
+        seconds: the seconds that it took.
         told: all that it wrote to stdout and stderr.
         cut_short: why it was ended before its time, empty if it was not.
     """

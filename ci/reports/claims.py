@@ -55,7 +55,7 @@ def claims_text(report: ImplementationReport, *, whole: bool = False) -> str:
     """Return the claimed space of an implementation in one line; empty where it is not known.
 
     Args:
-        report: of the implementation.
+        report: the report of the implementation.
         whole: name every value, and the features that are not named.
     """
     if report.claimed_space is None:

@@ -52,8 +52,11 @@ class ErrorMap(NamedTuple):
 def error_maps(cause: Cause) -> list[ErrorMap]:
     """Return the maps with more than one cell: the largest as first found, and the smallest."""
     small = cause.finding
-    seen = [(f"As first found under {each.law}", *each.first) for each in cause.members
-            if each.first and each.first[0].id != small.problem.id]  # fmt: skip
+    seen = [
+        (f"As first found under {each.law}", *each.first)
+        for each in cause.members
+        if each.first and each.first[0].id != small.problem.id
+    ]
     largest = max(seen, key=lambda each: _cells(each[2]), default=None)
     shrunk = ("Shrunk to the smallest problem", small.problem, small.verdict)
     return [
@@ -79,8 +82,9 @@ def _error_map(title: str, problem: Problem, found: Mapping[str, Any]) -> ErrorM
 
     outside = [(i, j) for i, row in enumerate(worst) for j, each in enumerate(row) if each > 1]
     largest = max(chain.from_iterable(worst))
-    i, j = next((i, j) for i, row in enumerate(worst) for j, each in enumerate(row)
-                if each == largest)  # fmt: skip
+    i, j = next(
+        (i, j) for i, row in enumerate(worst) for j, each in enumerate(row) if each == largest
+    )
     exact = "NaN, or wrong where every bit counts"
     size = f"{number(largest)} times the bound" if largest < math.inf else exact
     sentence = (
@@ -109,8 +113,11 @@ def _axes(tensor: str, dimensions: int, problem: Problem) -> tuple[str, str]:
         return ("token", "head" if dimensions == 3 else "channel")  # noqa: PLR2004
     if tensor in ("k_cache", "v_cache"):
         return ("page", "slot" if getattr(problem, "kv_layout", "NHD") == "NHD" else "head")
-    return {"lse": ("token", "head"), "topk_weights": ("token", "choice"),
-            "topk_ids": ("token", "choice")}.get(tensor, ("entry", "column"))  # fmt: skip
+    return {
+        "lse": ("token", "head"),
+        "topk_weights": ("token", "choice"),
+        "topk_ids": ("token", "choice"),
+    }.get(tensor, ("entry", "column"))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ def to_markdown(heading: str, parts: Iterable[Part], made: str) -> str:
 
     Args:
         heading: its first line, as Markdown.
-        parts: of its outline; the first one has no heading.
+        parts: the parts of its outline; the first one has no heading.
         made: how the report was made, as Markdown.
     """
     first, *others = ((part, list(part.items)) for part in parts)

@@ -66,8 +66,8 @@ def histogram(
     """Draw how error over bound is spread, on a logarithmic axis with a line at the bound.
 
     Args:
-        title: of the picture.
-        description: of it, in words.
+        title: the title of the picture.
+        description: the description of it, in words.
         edges: largest ratio of each bar, rising; one more count than edges is an open last bar.
         above, below: problems by bar, the second to be compared with the first.
     """
@@ -109,7 +109,7 @@ def time_ratio(
     """Draw a ratio of time and its range, slower to the right; logarithmic.
 
     Args:
-        title: that says the numbers.
+        title: the title that says the numbers.
         ratio, low, high: what was measured.
         limit: ratio from which it counts as slower.
         span: the axis goes from 1 / span to span.
@@ -144,14 +144,17 @@ def level(ratio: float) -> int:
 
 
 def grid(
-    title: str, description: str, axes: tuple[str, str], rows: Sequence[Sequence[float]],
+    title: str,
+    description: str,
+    axes: tuple[str, str],
+    rows: Sequence[Sequence[float]],
     step: Sequence[int] = (1, 1),
-) -> Markup:  # fmt: skip
+) -> Markup:
     """Draw error over bound as a map whose first axis, tokens, runs to the right.
 
     Args:
-        title: of the picture.
-        description: of it, in words.
+        title: the title of the picture.
+        description: the description of it, in words.
         axes: what a row and a column of ``rows`` are, such as token and head.
         rows: ratios; drawn as columns.
         step: how many of each axis one cell stands for.

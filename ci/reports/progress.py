@@ -56,9 +56,9 @@ def statement(
     """Yield the lines on what will be judged and built, and what will not.
 
     Args:
-        reports: of all implementations.
-        modules: that were chosen, by implementation.
-        laws: that will run, each counted once an implementation.
+        reports: the reports of all implementations.
+        modules: the modules that were chosen, by implementation.
+        laws: the laws that will run, each counted once an implementation.
     """
     judged = to_be_judged(reports, modules)
     counted = count_of(len(judged), "implementation")
@@ -135,8 +135,8 @@ class Watch(Progress):
 
     Args:
         err: where it is shown.
-        run: that is watched.
-        writer: of the findings' cases.
+        run: the run that is watched.
+        writer: the writer of the findings' cases.
         laws: how many run for each operation.
         clock: returns the time in seconds.
         repeated: whether the summary goes to the same log, which then has each finding once.
@@ -381,8 +381,8 @@ def watch(
 
     Args:
         err: where to.
-        run: is given its progress.
-        writer: of the findings' cases.
+        run: the run, which is given its progress.
+        writer: the writer of the findings' cases.
         laws: how many run for each operation.
     """
     made = Watch(err, run, writer, laws, repeated=in_one_log())

@@ -77,8 +77,9 @@ def outline_of(summary: Summary, *, whole: bool) -> Iterator[Part]:
     """Yield the parts of a run's report.
 
     Args:
-        summary: of the run.
-        whole: have a line for each implementation, known finding and law that was not run.
+        summary: the summary of the run.
+        whole: whether to have a line for each implementation, known finding and law that was not
+            run.
     """
     reports = in_order(summary.report.implementations)
     style = {"conforming": "bold green", "nonconforming": "bold red"}

@@ -65,7 +65,7 @@ class Summary:
         verdict: one of ``WORDS``.
         code: exit code.
         sentence: the verdict in one line.
-        command: that was given.
+        command: the command that was given.
         laws: names that ``--law`` selected; all if empty.
         failure: what stopped the suite, if something did.
         lost: what was claimed once and is refused now.
@@ -364,7 +364,7 @@ def interpreted_text(summary: Summary, *, verbose: bool = False) -> str:
     """Return which implementations Triton's interpreter ran, and what that leaves open.
 
     Args:
-        summary: of the run.
+        summary: the summary of the run.
         verbose: give all names, however many there are, and each caveat.
     """
     names = [each.name for each in summary.report.implementations if each.interpreted]

@@ -31,7 +31,7 @@ class Compared:
     Attributes:
         bug: which.
         judged: problems that every yardstick judged.
-        rejected: of these, by yardstick, how many it rejected.
+        rejected: number of these that each yardstick rejected.
     """
 
     bug: SeededBug

@@ -45,9 +45,9 @@ class Stage:
     """A run over part of the catalogue.
 
     Attributes:
-        title: for display.
-        bugs: that are run.
-        laws: that they are run under; all if empty.
+        title: the title for display.
+        bugs: the bugs that are run.
+        laws: the laws that they are run under; all if empty.
         shrink_share: share of the profile's seconds of shrinking.
         problem_share: share of the profile's problems.
         first_only: whether a bug is done with its first finding.

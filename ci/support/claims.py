@@ -66,9 +66,9 @@ class Row:
     """Facts about one call.
 
     Attributes:
-        topic: of the comparison.
+        topic: the topic of the comparison.
         feature: the call.
-        facts: that are known; each must admit a chip.
+        facts: the facts that are known; each must admit a chip.
         firm: whether they are all that decides, so that the rules should allow what they admit.
     """
 

@@ -50,9 +50,9 @@ class Disagreement:
 
     Attributes:
         id: unique among those of one release, and stable.
-        topic: of the comparison.
+        topic: the topic of the comparison.
         kind: ``"allowed"``, ``"refused"``, ``"unknown"`` or ``"data"``, see above.
-        version: of FlashInfer.
+        version: the version of FlashInfer.
         chip: compute capability times ten; None where it is not about one.
         declared, declared_in: what the release says, and where in it.
         status, rule, rule_source, evidence: what the rules say, by which rule; on what evidence.
@@ -85,8 +85,8 @@ def disagreements(declared: Declarations, book: RuleBook | None = None) -> list[
     """Compare what a release declares with the rules.
 
     Args:
-        declared: by ``kernelproof.impl.flashinfer_declarations.declarations``.
-        book: of rules; the shipped ones if None.
+        declared: the declarations of ``kernelproof.impl.flashinfer_declarations.declarations``.
+        book: the book of rules; the shipped ones if None.
 
     Returns:
         The disagreements, those that nothing explains first.
@@ -191,8 +191,8 @@ class Comparison:
     """One release beside the rules.
 
     Attributes:
-        release: as it was asked for.
-        version: that it is; empty if it could not be had.
+        release: the release as it was asked for.
+        version: the version that it is; empty if it could not be had.
         compared: number of calls and chips that were compared.
         disagreements: those that nothing explains first.
         failure: why the release could not be compared, in a sentence; empty if it could.
@@ -227,8 +227,8 @@ def compare(release: str, *, book: RuleBook | None = None, tell: Tell = quietly)
 
     Args:
         release: a version, a wheel or a folder, see ``sandbox``.
-        book: of rules; the shipped ones if None.
-        tell: is given a line of progress now and then.
+        book: the book of rules; the shipped ones if None.
+        tell: function that is called with a line of progress now and then.
 
     Raises:
         RulesError: the shipped rules cannot be read.
@@ -257,9 +257,9 @@ def compare_releases(
 
     Args:
         releases: versions, wheels or folders.
-        book: of rules; the shipped ones if None.
+        book: the book of rules; the shipped ones if None.
         outputs: file of the result, named by ``--json``.
-        tell: is given a line of progress now and then.
+        tell: function that is called with a line of progress now and then.
 
     Returns:
         0 if the rules agree or know better; 1 if there is a finding; where a release could not be

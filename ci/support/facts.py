@@ -28,8 +28,8 @@ class Fact:
     Attributes:
         says: the declaration, a clause.
         source: its place in the release.
-        chips: that it admits; none of them for something that the release does not have.
-        named: of those, the ones that it names; none where it does not speak of chips.
+        chips: the chips that it admits; none of them for something that the release does not have.
+        named: the chips among those that it names; none where it does not speak of chips.
     """
 
     says: str
@@ -93,7 +93,7 @@ def jit_filter(declared: Declarations, generator: str, *, narrow: bool = False) 
     """Return what the compiler's filter admits for a generator; None where it has none.
 
     Args:
-        declared: by the release.
+        declared: what the release declares.
         generator: function that makes the module.
         narrow: the shortest list of a generator with several, rather than the longest.
     """
@@ -133,10 +133,10 @@ def major_check(
     """Return the majors that a function compares the device's with; None if it has no such check.
 
     Args:
-        declared: by the release.
+        declared: what the release declares.
         module, function: where the check is.
         test: ``"not in"`` for a check that raises outside its majors, ``"in"`` for an assertion.
-        last: of several checks, the last rather than the one with the most majors.
+        last: whether of several checks the last counts, rather than the one with the most majors.
     """
     found = _entries(declared, "python_checks", module=module, function=function, test=test)
     if not found:
@@ -173,7 +173,7 @@ def runner_dtype(declared: Declarations, name: str, dtype: str, *members: str) -
     """Whether trtllm-gen's attention runner accepts a data type; None where it checks for none.
 
     Args:
-        declared: by the release.
+        declared: what the release declares.
         name: what has the data type, such as the query.
         dtype: the data type, by our name.
         members: names of the member in different releases; the first that there is counts.

@@ -52,8 +52,8 @@ def declarations(
 
     Args:
         folder: holds the package ``flashinfer``, see ``kernelproof.ci.releases.sandboxes``.
-        chips: that are asked about, compute capability times ten.
-        deadline: in seconds.
+        chips: the chips that are asked about, compute capability times ten.
+        deadline: the deadline in seconds.
         executable: interpreter that imports it; another than this one needs its own ``sys_path``.
         sys_path: where it finds modules, this Kernelproof's among them; if None, as this process
             does, with the folder in front.

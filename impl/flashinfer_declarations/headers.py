@@ -23,7 +23,7 @@ ACTIVATION_SWITCHES = {
     / "nv_internal/tensorrt_llm/kernels/cutlass_kernels/moe_gemm/moe_gemm_template_dispatch.h",
     "trtllm-gen": CSRC / "trtllm_fused_moe_runner.cu",
 }
-"""Where the fused MoE of each backend chooses a kernel by its activation."""
+"""Files in which the fused MoE of each backend chooses a kernel by its activation."""
 INVALID = "InvalidType"
 
 MACRO = re.compile(r"^#define (DISPATCH_\w+)\((\w+),((?:[^\n]*\\\n)+[^\n]*)", re.MULTILINE)

@@ -130,7 +130,7 @@ EXPORTING = (
 )
 """Modules that serving engines import from; the package itself is the empty name."""
 UNKNOWN_PART = "..."
-"""Stands for what a message takes from the call."""
+"""Text in place of what a message takes from the call."""
 
 
 def artifacts(root: Path) -> dict[str, Any]:

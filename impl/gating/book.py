@@ -43,7 +43,7 @@ class RuleBook:
     """All rules.
 
     Attributes:
-        rules: in the order of their ids.
+        rules: the rules in the order of their ids.
         versions: FlashInfer releases that the rules were written for, with the hashes of their
             artifacts. Permissions hold between the first and the last of them only.
     """

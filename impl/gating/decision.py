@@ -172,8 +172,8 @@ def decide(
     Args:
         feature: what is asked.
         target: the machine; it need not be this one.
-        book: of rules; the shipped ones if None.
-        backends: that may be chosen and offered; all if None.
+        book: the book of rules; the shipped ones if None.
+        backends: the backends that may be chosen and offered; all if None.
 
     Raises:
         ValueError: a version of the target is none by PEP 440, or there is no such backend.
@@ -215,7 +215,7 @@ def refusing(feature: Feature, target: Target, *, book: RuleBook | None = None) 
     Args:
         feature: what is asked, of a backend.
         target: the machine.
-        book: of rules; the shipped ones if None.
+        book: the book of rules; the shipped ones if None.
 
     Raises:
         ValueError: a version of the target is none by PEP 440.
@@ -245,9 +245,9 @@ def require(
     Args:
         feature, target, book: see ``decide``.
         allow_unknown: let pass what no rule speaks of.
-        backends: that the caller has, and may be answered with; by default all that are not
-            Kernelproof's own (``triton``, ``reference``), which an engine lacks. A feature that
-            names another one is refused.
+        backends: the backends that the caller has, and may be answered with; by default all that
+            are not Kernelproof's own (``triton``, ``reference``), which an engine lacks. A feature
+            that names another one is refused.
 
     Raises:
         UnsupportedError: it is refused or unknown; the text names an alternative.

@@ -69,8 +69,9 @@ def _came_later(feature: Feature, target: Target, book: RuleBook) -> tuple[Rule,
 
 def _first_release(rule: Rule) -> str | None:
     """Return the release from which on a rule holds; None if it has no such bound."""
-    bounds = [each.version for each in SpecifierSet(rule.versions["flashinfer"])
-              if each.operator == ">="]  # fmt: skip
+    bounds = [
+        each.version for each in SpecifierSet(rule.versions["flashinfer"]) if each.operator == ">="
+    ]
     return parse_version(max(bounds, key=parse_version)).base_version if bounds else None
 
 

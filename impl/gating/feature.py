@@ -32,7 +32,7 @@ ZERO_POINT_DTYPES = ("int8_zero_point", "int4_zero_point")
 TOKEN_SCALED_DTYPES = ("int8_per_token_head", "fp8_per_token_head")
 """Caches with a scale for each token and head. The oracle's table has them too, but needs torch."""
 INT8_DTYPE = "int8"
-"""Of hidden states, with a scale for each token."""
+"""Dtype of hidden states with a scale for each token."""
 DTYPES = (*FLOAT_DTYPES, *FP8_DTYPES, "mxfp8", *FP4_DTYPES)
 DTYPE_ALIASES = {
     "fp32": "float32",
@@ -133,8 +133,8 @@ class Feature:
         backend: one of ``BACKENDS``, or ``"auto"``: the first that is supported.
         phase: ``"decode"``, ``"prefill"`` or, for a batch of both, ``"mixed"``.
         head_dim_qk, head_dim_vo: channels of queries and keys, and of values (0: the same).
-        q_dtype: of queries and output, or of activations of a MoE. torch's names, or an alias
-            such as ``bf16`` and ``fp8`` (e4m3).
+        q_dtype: the dtype of queries and output, or of activations of a MoE. torch's names, or an
+            alias such as ``bf16`` and ``fp8`` (e4m3).
         kv_dtype: element format of the KV cache: the above, ``nvfp4``, ``int8_per_token_head``,
             ``fp8_per_token_head``, ``int4_per_token_head``, ``int8_zero_point``,
             ``int4_zero_point``, ``fp8_ds_mla`` or ``nvfp4_ds_mla``; q_dtype if empty.
@@ -155,8 +155,8 @@ class Feature:
             fewer keys than query tokens, ``"no_keys"`` where it has query tokens and no key.
         window, soft_cap: may be given as numbers too, ``window_left`` (-1: none) and the cap (0:
             none). None stands for the default of any field.
-        activation: of a MoE, one of ``ACTIVATIONS``.
-        quantisation: of a MoE's weights, one of ``QUANTISATIONS``.
+        activation: the activation of a MoE, one of ``ACTIVATIONS``.
+        quantisation: the quantisation of a MoE's weights, one of ``QUANTISATIONS``.
         routing: routing method, one of ``ROUTINGS``.
 
     Raises:

@@ -108,7 +108,7 @@ class Table:
     Attributes:
         modules: units that compiled, by the fields that select a module.
         kernels: calls that were right, by the fields that are not made at run time.
-        values: of the fields that are, each in some call that was right.
+        values: the values of the fields that are, each in some call that was right.
         refusals: calls that were made though one rule refuses them, and were not right, by rule.
         machines: chips and releases on which something was tried.
     """
@@ -204,7 +204,7 @@ class CompiledUnit:
         architectures: what nvcc was asked for, such as ``sm_90a``.
         objects: how many were compiled.
         kernels: how many kernels in them are the one that the cell needs.
-        seconds: of nvcc, all objects together.
+        seconds: the seconds of nvcc, all objects together.
         message: the first error, or why there is nothing to compile.
     """
 
@@ -245,9 +245,9 @@ class Compilation:
 
     Attributes:
         nvcc: its version.
-        date: of the run, such as ``2026-11-21``.
+        date: the date of the run, such as ``2026-11-21``.
         command: what the run was started with.
-        records: in the order of releases, chips and units.
+        records: the records in the order of releases, chips and units.
         interrupted: whether it ended early; what it did not reach is left out.
     """
 
@@ -307,10 +307,10 @@ class Trial:
         implementation, cell: who was called, and with what that is special.
         feature: the question that the call asks.
         side: ``"supported"`` or ``"refused"``, by the rules of that day.
-        rules: that were on that side.
-        outcome: of ``rules.CALLED``, or ``"not run"``.
+        rules: the rules that were on that side.
+        outcome: the outcome of ``rules.CALLED``, or ``"not run"``.
         explained: whether the ledger explains a failure.
-        date: of the run, in ISO form.
+        date: the date of the run, in ISO form.
     """
 
     target: Target

@@ -24,7 +24,7 @@ QUANTISATIONS = {
     "int4_zp_g128": "w4a16",
     "nvfp4_gate_up": "nvfp4",
 }
-"""Of weights, by a problem's ``quantized``."""
+"""Quantisations of weights in features, by a problem's ``quantized``."""
 QUANTISED_BY_THE_KERNEL = (("cutlass", "fp8_block"),)
 """Backends that take 16-bit hidden states and quantise them as the weights are."""
 

@@ -17,8 +17,8 @@ from ..targets.target import FIELDS, Target
 from .feature import Feature
 
 LEVELS = ("declared", "reported", "compiled", "run")
-"""How something is known, the weakest first: by FlashInfer's sources or documentation, a public
-report, a compiler, a GPU."""
+"""Levels of evidence, the weakest first: FlashInfer's sources or documentation, a public report, a
+compiler, a GPU."""
 CALLED = ("raises", "wrong", "crashes", "hangs", "right")
 """What can become of a call that is made though a rule refuses it: FlashInfer raises before
 anything is launched; the answer is wrong; CUDA fails or the process dies; it does not end; the
@@ -47,8 +47,8 @@ class Rule:
     Attributes:
         id: unique.
         effect: ``"allow"`` or ``"refuse"``; a refusal beats any number of permissions.
-        operation: of ``feature.OPERATIONS``.
-        backend: of ``feature.BACKENDS``.
+        operation: the operation of ``feature.OPERATIONS``.
+        backend: the backend of ``feature.BACKENDS``.
         chips: exact compute capabilities, None for a CPU; a refusal without any holds everywhere.
         when: conditions on fields of the feature: a value, a list of values, or a table with
             ``min``, ``max``, ``multiple_of`` or ``not``.
@@ -59,10 +59,10 @@ class Rule:
         source: public URL or the file of a release that it was read in.
         evidence: one of ``LEVELS``.
         advice: what else to do, beside the alternatives that ``decide`` finds.
-        called: of a refusal, what may become of a call all the same, of ``CALLED``. Unless it says
-            otherwise FlashInfer raises, and the rule only says so earlier.
-        fixed: of a refusal, the day on which the fix was merged: development releases of that day
-            and later have it.
+        called: what may become of a call that it refuses, of ``CALLED``. Unless it says otherwise
+            FlashInfer raises, and the rule only does so earlier.
+        fixed: the day on which the fix of what it refuses was merged: development releases of that
+            day and later have it.
         issues: public reports, short: ``FI#2939``, ``V#38730``, ``S#21906``.
     """
 

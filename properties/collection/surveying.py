@@ -66,7 +66,7 @@ class Surveyed:
     """What is known of an implementation before it is judged.
 
     Attributes:
-        name: as it was asked for; ids begin with it.
+        name: the name as it was asked for; ids begin with it.
         reference: MODULE:NAME.
         label: its own name.
         operation: what it implements; empty if that could not be found out.
@@ -74,7 +74,7 @@ class Surveyed:
         left_out: whether that is said, and costs the run nothing: a distribution registers it.
         unsupported: why the rules refuse it where it supports nothing here.
         reason: code of that refusal, and what is needed.
-        configurations: that its items are restricted to, one by one.
+        configurations: the configurations that its items are restricted to, one by one.
         stored: case files that are replayed first.
     """
 
@@ -96,8 +96,8 @@ class Survey:
 
     Attributes:
         target: where they are to run, see ``Target``.
-        seed: of every search.
-        implementations: in the order of their items.
+        seed: the seed of every search.
+        implementations: the implementations in the order of their items.
     """
 
     target: Mapping[str, Any]
@@ -119,9 +119,9 @@ class Item:
     """One test: a law's search within a configuration, or the replay of a stored case.
 
     Attributes:
-        implementation: whose.
-        law: to be judged; empty where the implementation could not even be asked.
-        configuration: within which problems are drawn.
+        implementation: the implementation that it belongs to.
+        law: the law to be judged; empty where the implementation could not even be asked.
+        configuration: the configuration within which problems are drawn.
         case: the file to replay instead of a search.
     """
 
@@ -170,10 +170,10 @@ class Choices:
 
     Attributes:
         implementations: MODULE:NAME or registered names; everything registered if none.
-        operation: of plain functions.
+        operation: the operation of plain functions.
         profile: how hard to look.
         device: ``"cpu"`` or ``"cuda"``.
-        seed: of the search.
+        seed: the seed of the search.
         expectations: the ledger, see ``load_ledger``.
         cases: folder of cases that are replayed, and to which findings are written.
         examples: where failing examples are shared, see ``open_examples``.

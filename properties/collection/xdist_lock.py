@@ -34,8 +34,8 @@ def once(folder: Path | None, name: str, do: Callable[[], None]) -> None:
     leaves it to the next.
 
     Args:
-        folder: that the processes share; None if there is one process.
-        name: of what is done.
+        folder: the folder that the processes share; None if there is one process.
+        name: the name of what is done.
         do: does it.
     """
     if folder is None or not folder.is_dir():  # or on another machine
@@ -53,7 +53,7 @@ def shared(folder: Path | None, find: Callable[[], dict[str, Any]]) -> dict[str,
     """Find an answer, or read the one that another process has found.
 
     Args:
-        folder: that the processes share; None if there is one process.
+        folder: the folder that the processes share; None if there is one process.
         find: gives what JSON can hold.
 
     Raises:

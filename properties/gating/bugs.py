@@ -21,7 +21,7 @@ class GatingBug:
     """A wrong decision.
 
     Attributes:
-        name: of it.
+        name: the name of what is done.
         apply: patches the code, or gives another book.
         model: the report that it is modelled on.
     """
@@ -212,10 +212,12 @@ def permissions_beat_refusals(patch: Patch, shipped: RuleBook) -> RuleBook:
     def index_of(rules_: RuleBook, machine: Target) -> book.Index:
         index = honest(rules_, machine)
         refusals = {
-            key: tuple((rule, _unless_allowed(holds, index.permissions.get(key, ())))
-                       for rule, holds in tests)
+            key: tuple(
+                (rule, _unless_allowed(holds, index.permissions.get(key, ())))
+                for rule, holds in tests
+            )
             for key, tests in index.refusals.items()
-        }  # fmt: skip
+        }
         return index._replace(refusals=refusals)
 
     patch(decision, "index_of", index_of)

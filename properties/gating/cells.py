@@ -58,9 +58,9 @@ def cells_of(
     """Return the cells that an implementation can express.
 
     Args:
-        operation, backend, decodes, ruled_as: of the implementation.
+        operation, backend, decodes, ruled_as: what the implementation declares.
         target: the machine; its release of FlashInfer decides which rules hold.
-        book: of rules.
+        book: the book of rules.
         probe: asks the implementation whether it can express problems, whatever the rules say.
     """
     found: list[Cell] = []

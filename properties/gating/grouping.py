@@ -36,7 +36,7 @@ class Choice:
     """Which cells are tried.
 
     Attributes:
-        book: of rules.
+        book: the book of rules.
         modules: most that may be built of an implementation; all if 0.
         only: values that a cell's problem must have.
     """
@@ -52,11 +52,11 @@ def groups_of(
     """Ask an implementation what it can express, and group that by module.
 
     Args:
-        worker: that asks.
+        worker: the worker that asks.
         tried: the implementation; what it declares is filled in, or why nothing can be tried.
-        address: of it, with every rule left out.
+        address: the address of the implementation, with every rule left out.
         target: the machine.
-        choice: of cells.
+        choice: the choice of cells.
 
     Returns:
         What is tried, and the cells of other modules.

@@ -39,7 +39,7 @@ LENGTHS: Lengths = {
     "prefill": (((300, 17), (300, 97)), ((300,), (300,))),
     "mixed": (((1, 300), (97, 300)),),
 }
-"""Of small calls, by phase: longer than a window, than a tile of 256, and not."""
+"""Lengths of small calls, by phase: longer than a window, than a tile of 256, and not."""
 ON_CPU: Lengths = {
     **LENGTHS,
     "prefill": (((140, 17), (140, 97)), ((140,), (140,))),
@@ -66,13 +66,13 @@ LATENT: Mapping[str, tuple[Any, ...]] = {
     "group_size": (16, 128),
     "values_in_keys": (True,),
 }
-"""Of multi-head latent attention."""
+"""Values of multi-head latent attention."""
 ALL_FP8: Mapping[str, tuple[Any, ...]] = {
     **BASES,
     "kv_cache": ("float8_e4m3fn",),
     "q_dtype": ("float8_e4m3fn",),
 }
-"""Of what takes no others: queries, keys and values in FP8."""
+"""Values of what takes no others: queries, keys and values in FP8."""
 WITHOUT_PAGES = {**BASES, "page_size": (16,), "kv_layout": ("NHD",)}
 
 SMALLEST: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -183,8 +183,10 @@ def _requests(base: AttentionProblem) -> list[Change]:
     if base.most_queries > 1:
         return found
     trees = {"query_lens": (4,) * count, "tree": 1}
-    drafts = (*((f"{t} query tokens", (t,) * count) for t in (4, 5)),
-              ("4, 1 and 2 query tokens", (4, 1, 2)[:count]))  # fmt: skip
+    drafts = (
+        *((f"{t} query tokens", (t,) * count) for t in (4, 5)),
+        ("4, 1 and 2 query tokens", (4, 1, 2)[:count]),
+    )
     return [
         *found,
         *(("tokens", title, {"query_lens": lengths}) for title, lengths in drafts),

@@ -32,11 +32,11 @@ class Trial:
     Attributes:
         implementation: its name.
         cell: what was called.
-        law: that judged it.
-        outcome: of ``CALLED``; empty where it was not run.
+        law: the law that judged it.
+        outcome: the outcome of ``CALLED``; empty where it was not run.
         status: ``ok``, ``known`` (a rule documents it, or the ledger explains it), ``finding`` or
             ``not run``.
-        verdict: of the law; of a cell that was not run, why not is its message.
+        verdict: the verdict of the law; of a cell that was not run, why not is its message.
         entry: id of the ledger entry that explains it, if one does.
         replay: the command that reproduces it, of a finding.
     """
@@ -104,9 +104,9 @@ class Build:
     """One module that was built.
 
     Attributes:
-        implementation: for which.
+        implementation: the implementation for which it is built.
         key: what ``Implementation.module_of`` gives.
-        seconds: of its first call, in a process of its own.
+        seconds: the seconds of its first call, in a process of its own.
         message: why it could not be built; empty if it was.
     """
 
@@ -121,12 +121,12 @@ class Tried:
     """All cells of one implementation.
 
     Attributes:
-        name, reference: of the implementation.
-        operation, backend: that it declares.
+        name, reference: name and reference of the implementation.
+        operation, backend: operation and backend that it declares.
         reason: why nothing of it was tried, where nothing was.
         error: why it could not even be asked.
-        trials: in the order of its cells.
-        builds: of its modules.
+        trials: the trials in the order of its cells.
+        builds: the builds of its modules.
     """
 
     name: str
@@ -163,8 +163,10 @@ class Tried:
 
 def _short(feature: Feature) -> dict[str, Any]:
     """Return what makes the feature, without what is the default."""
-    kept = {name: getattr(feature, name) for name in ("operation", "backend", "phase",
-                                                      "head_dim_qk", "q_dtype")}  # fmt: skip
+    kept = {
+        name: getattr(feature, name)
+        for name in ("operation", "backend", "phase", "head_dim_qk", "q_dtype")
+    }
     return {**kept, **feature.differences(Feature(**kept))}
 
 

@@ -61,12 +61,12 @@ class Order:
     Attributes:
         implementations: name and MODULE:NAME of each.
         device: ``"cpu"`` or ``"cuda"``.
-        book: of support rules.
+        book: the book of support rules.
         ledger: known failures of supported calls.
         modules: most modules that are built of an implementation; all if 0.
         jobs: workers at a time; by cores if 0.
         only: values that a cell's problem must have.
-        seconds: that the run may take, building included.
+        seconds: the seconds that the run may take, building included.
     """
 
     implementations: Mapping[str, str]
@@ -85,9 +85,9 @@ class Report:
 
     Attributes:
         target: the machine, as JSON.
-        implementations: that were tried.
-        seconds: of the run.
-        build_seconds: from its start until the last module was built.
+        implementations: the implementations that were tried.
+        seconds: the seconds of the run.
+        build_seconds: seconds from its start until the last module was built.
         lost: why the device was lost; empty if it was not.
         ended: why the run ended early, one of ``ENDINGS``; empty if it did not.
     """

@@ -104,9 +104,9 @@ class BuildScheduler:
         """Wait for a turn, and have it for the length of a with block.
 
         Args:
-            owner: whose build it is.
-            minutes: that it takes, roughly; 0 if it only has to be loaded.
-            share: that it takes of all, of which there must be as many.
+            owner: the owner whose build it is.
+            minutes: the minutes that it takes, roughly; 0 if it only has to be loaded.
+            share: number of shares that it takes, of which there must be as many.
         """
         mine = _Waiting(owner, minutes, share)
         with self._changed:
@@ -144,7 +144,7 @@ class Builder:
         claimed: asks the other machines of a run, where there are any.
 
     Attributes:
-        minutes: of a core that each library took which did not exist before.
+        minutes: the minutes of a core that each library took which did not exist before.
     """
 
     def __init__(self, implementations: int | None = None, claimed: Claim = lambda _: True) -> None:
@@ -181,10 +181,10 @@ class Builder:
         One that cannot be built is left to the laws: their first call of it says what is wrong.
 
         Args:
-            address: of the implementation.
-            modules: of it.
-            report: in which their number and the seconds are counted.
-            built: is called with the modules that are built, and how many there are.
+            address: the address of the implementation.
+            modules: the modules of it.
+            report: the report in which their number and the seconds are counted.
+            built: function that is called with the modules that are built, and how many there are.
 
         Raises:
             CancelledError: the builder was closed meanwhile.

@@ -27,7 +27,7 @@ class Deadly:
 
     Attributes:
         problem: the smallest so far.
-        verdict: on it.
+        verdict: the verdict on the problem.
         values: what its problems share and no passing one has, as a predicate of the ledger; empty
             where that is not known.
         place: the innermost function of the code under test that a HANG was stuck in; empty where
@@ -45,9 +45,9 @@ class Deadly:
         """Whether a failure is taken for this one: it is alike, and nothing tells them apart.
 
         Args:
-            problem: of the law; it may call the implementation with another one.
-            verdict: of the law.
-            place: as of the attribute.
+            problem: the problem of the law; it may call the implementation with another one.
+            verdict: the verdict of the law.
+            place: its place, as in the attribute.
         """
         alike = verdict.status == self.verdict.status and (
             verdict.kind == self.verdict.kind or verdict.status == "HANG"
@@ -61,7 +61,7 @@ class Candidate:
     """The implementation that is searched, and what the searches of all its laws share."""
 
     name: str
-    """As the run calls it: no other implementation of the run has this name."""
+    """The name in this run: no other implementation of the run has it."""
     address: Address
     axes: Axes
     declares: frozenset[str] | None = None
@@ -87,7 +87,7 @@ class Candidate:
     alone: bool = False
     """Whether its processes run no other's code: in a shared one it failed, but not by itself."""
     stuck: dict[str, str] = field(default_factory=dict)
-    """Where a problem's HANG was found to be stuck, by problem id: finding out takes seconds."""
+    """Places in which HANGs were found to be stuck, by problem id: finding out takes seconds."""
     declared_name: str = ""
     """Name that it was declared with, where that is another: ledgers and seeds go by it."""
 

@@ -31,8 +31,9 @@ class CaseRunner:
 
     Attributes:
         candidate, law: who is judged by what.
-        report: in which verdicts are counted.
-        verdicts: by problem id, of the first time that it was judged, or of its confirmation.
+        report: the report in which verdicts are counted.
+        verdicts: the verdicts by problem id, of the first time that it was judged, or of its
+            confirmation.
         known: the smallest problem of each ledger entry that explains a failure, by its id.
         died: whether the last case cost the process.
         in_hand: what was judged when the device was lost.
@@ -69,7 +70,7 @@ class CaseRunner:
         """Return the verdict on a problem, which is judged and counted the first time only.
 
         Args:
-            problem: that is judged.
+            problem: the problem that is judged.
             again: judge and count it in any case; the verdict is not remembered.
             hurried: a HANG or a CRASH is expected: see ``DeadlineModel.of``, and on a CPU the
                 worker judges in a fork, for which no other process must be started.

@@ -20,8 +20,8 @@ class Failure:
     """A problem that has failed.
 
     Attributes:
-        problem: on which it failed.
-        verdict: on it.
+        problem: the problem on which it failed.
+        verdict: the verdict on the problem.
         costly: each time that it fails costs a process.
     """
 

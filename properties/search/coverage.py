@@ -36,7 +36,7 @@ class Reached:
 
     Args:
         axes: what was drawn from.
-        declared: by the implementation; ``tile`` and ``split`` are numbers of keys.
+        declared: what the implementation declares; ``tile`` and ``split`` are numbers of keys.
     """
 
     def __init__(self, axes: Axes, declared: Mapping[str, Any]) -> None:
@@ -95,8 +95,8 @@ class Reached:
         """Return what was reached.
 
         Args:
-            laws: that were to run.
-            reports: of those that have run.
+            laws: the laws that were to run.
+            reports: the reports of those that have run.
         """
         values = self._values
         unseen = values.unseen(self._seen)
@@ -241,9 +241,10 @@ class _Values:
                 claimed = dict.fromkeys(sorted(part or values, key=partial(_fewest_fields, axis)))
                 self.claimed[axis], self._names[axis] = tuple(claimed), tuple(names)
         self.named = {
-            axis for axis, claimed in self.claimed.items()
+            axis
+            for axis, claimed in self.claimed.items()
             if axis not in fixed and all(map(_is_name, claimed))
-        }  # fmt: skip
+        }
 
     def of(self, problem: Problem) -> dict[str, str]:
         """Return the claimed value that a problem has of each axis."""

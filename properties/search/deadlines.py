@@ -45,7 +45,7 @@ class DeadlineModel:
     Compiling is no part of it: that is a stage of its own.
 
     Attributes:
-        compile_seconds: that a first call of a module may take in a process.
+        compile_seconds: seconds that a first call of a module may take in a process.
         slowness: factor of the least of ``run``, of ``materialise`` and of ``judge``, under a tool
             that makes everything slow.
         patience: further factor of the least of ``run``, but not where a HANG is expected.
@@ -69,7 +69,7 @@ class DeadlineModel:
         """Return the deadlines of the next case.
 
         Args:
-            problem: that is judged.
+            problem: the problem that is judged.
             hurried: a HANG is expected: wait for a part of the floor.
         """
         least = DEADLINE_FLOOR / HURRY if hurried else DEADLINE_FLOOR * self.patience

@@ -49,7 +49,7 @@ class SearchOptions:
     """How the search for a counterexample to one law goes about it.
 
     Attributes:
-        profile: of the run.
+        profile: the profile of the run.
         seed: the same one draws the same problems.
         problems: problems that are judged.
         seconds: seconds after which no more are drawn, ``EXTENSION`` times as many where fewer than

@@ -55,7 +55,7 @@ def open_examples(places: str, folder: Path) -> ExampleDatabase:
     Args:
         places: separated by commas: a folder, ``github:OWNER/REPO`` or ``github:OWNER/REPO/NAME``
             (an artifact of GitHub Actions, only read), or the URL of a Redis server. None if empty.
-        folder: of this run, in which everything is kept.
+        folder: the folder of this run, in which everything is kept.
 
     Raises:
         ExamplesError: a place is none of these, or cannot be reached.
@@ -168,9 +168,10 @@ class Examples:
 
     Attributes:
         database: where they are kept.
-        chip: of this machine: ``"cpu"``, or the compute capability times ten, such as ``"90"``.
-        part: of the space of problems that is searched, where not all of it is at once: elsewhere
-            the same choices are another problem.
+        chip: the chip of this machine: ``"cpu"``, or the compute capability times ten, such as
+            ``"90"``.
+        part: the part of the space of problems that is searched, where not all of it is at once:
+            elsewhere the same choices are another problem.
     """
 
     database: ExampleDatabase

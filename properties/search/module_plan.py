@@ -26,8 +26,8 @@ class Chosen:
     """The modules of one implementation.
 
     Attributes:
-        modules: to be built, or built before.
-        minutes: of one core that they take.
+        modules: the modules to be built, or built before.
+        minutes: the minutes of one core that they take.
         missing: minutes of one core that the first module would have taken for which there was no
             time; 0 if there was.
         left: minutes of one core that the others had left for it then.
@@ -60,15 +60,15 @@ class ModulePlan:
 
     Args:
         implementations: how many there are; each of them calls ``choose`` or ``leave``.
-        minutes: of one core that there are for building.
+        minutes: the minutes of one core that there are for building.
         longest: minutes by the clock that one build may take.
         learned: minutes of one core that libraries took in earlier runs.
         complete: called once each implementation has come, or after ``PATIENCE_SECONDS``.
 
     Attributes:
-        minutes: of one core that there are for building.
+        minutes: the minutes of one core that there are for building.
         longest: minutes by the clock that one build may take.
-        chosen: by implementation, those whose modules take long.
+        chosen: the chosen modules by implementation, for those whose modules take long.
     """
 
     def __init__(
@@ -102,10 +102,10 @@ class ModulePlan:
         """Choose modules once all implementations are known; waits until then.
 
         Args:
-            report: of the implementation.
+            report: the report of the implementation.
             selection: its modules; what it has taken already exists, and is among the chosen.
-            minutes: of one core that it says that one of them takes.
-            compilers: that the building of one of them keeps busy.
+            minutes: the minutes of one core that it says that one of them takes.
+            compilers: the compilers that the building of one of them keeps busy.
         """
         wish = _Wish(report, selection, minutes, compilers, Chosen([*selection.chosen]))
         with self._changed:

@@ -64,9 +64,9 @@ class Plan:
     Attributes:
         implementations: names or MODULE:NAME.
         profile: how hard to look.
-        operation: of plain functions.
+        operation: the operation of plain functions.
         device: ``"cpu"`` or ``"cuda"``.
-        seed: of the search; two runs with the same draw the same problems.
+        seed: the seed of the search; two runs with the same draw the same problems.
         ledger: known failures.
         corpus: stored cases, see ``open_corpus``; those of the implementations are replayed first.
         jobs: workers at a time; if 0, by the number of cores, on a GPU by the memory too.
@@ -75,7 +75,8 @@ class Plan:
             finding of an implementation: laws after it judge ``LATER_PROBLEMS``, unshrunk.
         first_only: no law is run on an implementation after one has failed on it.
         confirm: replay each finding in a fresh process.
-        share: of the profile's problems: a gate over many implementations takes fewer of each.
+        share: the share of the profile's problems: a gate over many implementations takes fewer of
+            each.
         examples: what runs keep for one another, where the profile explores.
         without_rules: ids of support rules that are not asked: what they refuse is called.
         only: the part of the space of problems that is searched.
@@ -83,7 +84,7 @@ class Plan:
         environment: further variables for workers beside the run's own.
         sanitizer: tool of compute-sanitizer that the workers run under; none if empty.
         distrust: whether processes in which no implementation is loaded judge.
-        seconds: of the whole run, after which no law begins and those under way end.
+        seconds: the seconds of the whole run, after which no law begins and those under way end.
         builds: minutes of one core that libraries took to build in earlier runs, by their names.
         part: the part of the laws that this run has; all if None.
     """

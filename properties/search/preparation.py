@@ -105,10 +105,10 @@ def survey(
     """Import an implementation and learn what it supports.
 
     Args:
-        worker: that asks.
-        address: of the implementation.
+        worker: the worker that asks.
+        address: the address of the implementation.
         max_work: see ``Axes``.
-        report: to be filled.
+        report: the report to be filled.
         only: the part of the space that is asked for.
 
     Returns:
@@ -284,7 +284,7 @@ class _Surveyed:
     """An implementation of which it is known what it supports, but not what it costs.
 
     Attributes:
-        setting, report, lease: as of ``prepare``.
+        setting, report, lease: the same as in ``prepare``.
         address: how workers call it.
         axes: what it supports.
         profile: profile of the run, as far as this device goes.

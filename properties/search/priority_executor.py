@@ -67,7 +67,7 @@ class PriorityExecutor:
         Args:
             rank: the lowest is first.
             work: called in a thread.
-            owner: whose work it is; nobody's if empty.
+            owner: the owner whose work it is; nobody's if empty.
         """
         future: Future[Any] = Future()
         with self._lock:

@@ -24,8 +24,8 @@ class Stored:
     """The stored cases of one implementation.
 
     Attributes:
-        cases: of the corpus: they must pass, or fail as the ledger knows.
-        entries: of the ledger: their cases must still fail as they say.
+        cases: the cases of the corpus: they must pass, or fail as the ledger knows.
+        entries: the entries of the ledger: their cases must still fail as they say.
     """
 
     cases: Sequence[Case]
@@ -76,7 +76,7 @@ def replay(one: Entry | Case, worker: Worker, candidate: Candidate) -> Replayed:
 
     Args:
         one: a case, or an entry of the ledger, whose case must still fail as it says.
-        worker: that judges.
+        worker: the worker that judges.
         candidate: what is known of the implementation.
 
     Raises:

@@ -112,7 +112,7 @@ class Scheduler:
     Args:
         pool: the workers, which the scheduler closes.
         jobs: questions that are asked at a time.
-        ending: when the run ends.
+        ending: the time when the run ends.
         beside: most threads of ``ask_beside``.
         close: ends what runs beside the workers, such as builds; called when the run ends.
     """

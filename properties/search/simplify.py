@@ -33,7 +33,7 @@ class Limit:
     """A budget in seconds and in problems: with enough of the former, the same problems each time.
 
     Attributes:
-        seconds: that it may take.
+        seconds: the seconds that it may take.
         tries: problems that may be judged.
     """
 
@@ -51,7 +51,7 @@ def simplify(problem: Problem, still_fails: Fails, budget: Limit) -> Problem:
     """Return the simplest problem found that fails by the same fault.
 
     Args:
-        problem: that fails.
+        problem: the problem that fails.
         still_fails: judges another problem; False too where it is not claimed.
         budget: asked before each problem is judged.
 
@@ -164,11 +164,12 @@ class _Search:
         return [
             name
             for name, simplest in self._simplest.items()
-            if name not in KEPT and getattr(self.problem, name) != simplest
+            if name not in KEPT
+            and getattr(self.problem, name) != simplest
             and not (isinstance(simplest, tuple) and name not in IDENTITIES)
             # A size below its default is smaller than what it would be put back to.
             and not (_is_size(simplest) and 0 < getattr(self.problem, name) < simplest)
-        ]  # fmt: skip
+        ]
 
     def _reset(self, names: Sequence[str]) -> dict[str, Any]:
         return {name: self._simplest[name] for name in names}

@@ -77,9 +77,14 @@ def bench(context: click.Context, outputs: Outputs) -> None:
     if context.invoked_subcommand is None:
         tightness, roundtrip = of_tightness.measure, of_roundtrip.measure
         finish(
-            context, outputs, _oracle, _experts, lambda: tightness(400), lambda: roundtrip(300),
+            context,
+            outputs,
+            _oracle,
+            _experts,
+            lambda: tightness(400),
+            lambda: roundtrip(300),
             _throughput,
-        )  # fmt: skip
+        )
     elif outputs.paths:
         message = f"--json goes after the command: bench {context.invoked_subcommand} --json FILE"
         raise click.UsageError(message, context)

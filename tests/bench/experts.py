@@ -184,8 +184,11 @@ def _memory(cases: Sequence[Case]) -> tuple[Table, list[Requirement]]:
     columns = ("case", "an expert in float64", "peak", "ratio")
     title = "Most memory of tensors beyond the inputs, MiB"
     required = [
-        Requirement(f"peak memory beyond the inputs to an expert in float64, {case.name}",
-                    size / case.expert_bytes, high=PEAK_TO_EXPERT)
+        Requirement(
+            f"peak memory beyond the inputs to an expert in float64, {case.name}",
+            size / case.expert_bytes,
+            high=PEAK_TO_EXPERT,
+        )
         for case, size in sizes.items()
-    ]  # fmt: skip
+    ]
     return Table(title, columns, rows), required

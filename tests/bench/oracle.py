@@ -94,11 +94,12 @@ def measure(decode: Case, prefill: Case, *, threads: Sequence[int], repetitions:
     sizes = {} if unmeasurable() else _footprints(decode, prefill)
     tables += [_memory_table(sizes)] if sizes else []
     requirements += [
-        Requirement(f"peak memory of {name} to float64 inputs, {decode.name}", size.ratio,
-                    high=PEAK_TO_READ)
+        Requirement(
+            f"peak memory of {name} to float64 inputs, {decode.name}", size.ratio, high=PEAK_TO_READ
+        )
         for (case_name, name), size in sizes.items()
         if case_name == decode.name
-    ]  # fmt: skip
+    ]
     return Results("oracle", tuple(tables), tuple(requirements), tuple(notes))
 
 
@@ -111,11 +112,12 @@ def float32_loop(inputs: PagedAttentionInputs) -> torch.Tensor:
         q = inputs.q[q_ends[request] : q_ends[request + 1]].float()
         pages = metadata.paged_kv_indices[page_ends[request] : page_ends[request + 1]].long()
         k, v = (
-            cache[pages].flatten(0, 1)[:seq_len].float().repeat_interleave(
-                num_heads // cache.shape[2], dim=1
-            )
+            cache[pages]
+            .flatten(0, 1)[:seq_len]
+            .float()
+            .repeat_interleave(num_heads // cache.shape[2], dim=1)
             for cache in (inputs.k_cache, inputs.v_cache)
-        )  # fmt: skip
+        )
         logits = torch.einsum("qhd,khd->hqk", q, k) * inputs.sm_scale
         if q.shape[0] > 1:
             future = torch.ones(logits.shape[1:], dtype=torch.bool)

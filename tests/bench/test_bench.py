@@ -164,8 +164,9 @@ class TestThroughput:
         [benchmark] = json.loads(file.read_text(encoding="utf-8"))["benchmarks"]
         rates, stages = benchmark["tables"]
         assert [row[:2] for row in rates["rows"]] == [
-            ["torch-sdpa-paged", 1], ["torch-sdpa-paged", 2]
-        ]  # fmt: skip
+            ["torch-sdpa-paged", 1],
+            ["torch-sdpa-paged", 2],
+        ]
         assert all(row[2] > 0 and row[3] > 0 for row in rates["rows"])
         assert sum(row[3] for row in stages["rows"]) == pytest.approx(100, abs=1)
 

@@ -55,8 +55,15 @@ def test_a_report_without_ray_is_divided_as_a_fleet_divides() -> None:
 
 
 def test_a_run_on_one_gpu_says_what_two_take(tmp_path: Path) -> None:
-    units = [{"chip": "sm90", "implementation": unit.implementation, "number": unit.number,
-              "seconds": unit.seconds} for unit in UNITS]  # fmt: skip
+    units = [
+        {
+            "chip": "sm90",
+            "implementation": unit.implementation,
+            "number": unit.number,
+            "seconds": unit.seconds,
+        }
+        for unit in UNITS
+    ]
     one = {"seconds": 26.0, "fleet": {"places": {"sm90": 1}, "units": units}}
     for name, report in (("one", one), ("two", {"seconds": 17.5})):
         (tmp_path / f"{name}.json").write_text(json.dumps(report))

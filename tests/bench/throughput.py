@@ -170,17 +170,27 @@ def measure(
             rates.append((name, jobs, count, rate))
             requirements += _required(f"{name}, {jobs} workers", rate, SEVERAL_WORKERS, device)
         shares += [
-            (name, stage, 1e3 * staged.stages[stage] / max(staged.problems, 1),
-             100 * staged.stages[stage] / staged.seconds)
+            (
+                name,
+                stage,
+                1e3 * staged.stages[stage] / max(staged.problems, 1),
+                100 * staged.stages[stage] / staged.seconds,
+            )
             for stage in STAGES
-        ]  # fmt: skip
+        ]
     setting = f"batch {REQUESTS}, KV up to {KEYS}, head dim 128, 8/2 heads, 16 bits, on {device}"
     tables = (
-        Table(f"Problems judged for parity: {setting}", ("what", "workers", "problems", "a second"),
-              tuple(rates)),
-        Table("One worker, a problem, waiting for the device after each stage",
-              ("what", "stage", "ms", "%"), tuple(shares)),
-    )  # fmt: skip
+        Table(
+            f"Problems judged for parity: {setting}",
+            ("what", "workers", "problems", "a second"),
+            tuple(rates),
+        ),
+        Table(
+            "One worker, a problem, waiting for the device after each stage",
+            ("what", "stage", "ms", "%"),
+            tuple(shares),
+        ),
+    )
     return Results("throughput", tables, tuple(requirements), tuple(notes))
 
 

@@ -179,8 +179,14 @@ class TestRefusal:
 
     def test_rules_are_asked_of_the_call_that_is_made(self) -> None:
         target = Target(sm=90, flashinfer="0.6.13", cuda="13.0")
-        wide = replace(PAGED, head_dim_qk=128, head_dim_vo=128, q_dtype="float8_e4m3fn",
-                       kv_cache="float8_e4m3fn", dtype="bfloat16")  # fmt: skip
+        wide = replace(
+            PAGED,
+            head_dim_qk=128,
+            head_dim_vo=128,
+            q_dtype="float8_e4m3fn",
+            kv_cache="float8_e4m3fn",
+            dtype="bfloat16",
+        )
         features = ["fp8_kv", "fp8_q"]
         assert made(features=features, backend="fa2").refusal(wide, target) is not None
         given = made(features=features, backend="fa2", ruled_as={"q_dtype": "", "q_scale": 1.0})

@@ -129,9 +129,11 @@ def _race(inputs: PagedAttentionInputs) -> None:
     """Write what compute-sanitizer would write of a race into its log."""
     if inputs.causal and os.environ.get("KERNELPROOF_TEST_TOOL") == "racecheck":
         with Path(os.environ["KERNELPROOF_TEST_LOG"]).open("a", encoding="ascii") as log:
-            log.write("========= Error: Race reported between Write access at races()+0x10\n"
-                      "=========     and Read access at races()+0x20 [64 hazards]\n"
-                      "=========\n")  # fmt: skip
+            log.write(
+                "========= Error: Race reported between Write access at races()+0x10\n"
+                "=========     and Read access at races()+0x20 [64 hazards]\n"
+                "=========\n"
+            )
 
 
 def _abort(inputs: PagedAttentionInputs) -> None:

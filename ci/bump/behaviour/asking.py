@@ -38,10 +38,10 @@ class Side:
     """One release's workers, started when the first question comes that the journal cannot answer.
 
     Args:
-        name: of the side.
-        journal: of the run.
+        name: the name of the side.
+        journal: the journal of the run.
         open_workers: opens the pool.
-        device: that is probed after a worker died on it.
+        device: the device that is probed after a worker died on it.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class Side:
         """Have a worker answer a request.
 
         Args:
-            payload: of the request, see ``tasks.TASKS``.
-            deadlines: of its stages.
+            payload: the payload of the request, see ``tasks.TASKS``.
+            deadlines: the deadlines of its stages.
             note: separates requests that are otherwise the same, such as rounds of timing.
-            before: is called first where the journal has no answer yet.
+            before: function that is called first where the journal has no answer yet.
             fresh: whether the worker is a new process, to see whether a failure shows there too.
         """
         question = {
@@ -159,10 +159,10 @@ class Bench:
     """What the steps of a comparison of behaviour ask with.
 
     Attributes:
-        plan: of the comparison.
+        plan: the plan of the comparison.
         sides: workers of both releases, by side.
-        journal: of the run.
-        ending: of the comparison, which may come at any moment.
+        journal: the journal of the run.
+        ending: the ending of the comparison, which may come at any moment.
         progress: shows what is done.
     """
 

@@ -40,10 +40,10 @@ class Wanted:
 
     Attributes:
         found: the implementation.
-        key: of the module.
-        problem: whose call compiles it.
+        key: the module's key.
+        problem: the problem whose call compiles it.
         turn: how many modules of the implementation come before it.
-        libraries: by side, what is compiled for it, under a name that all implementations have in
+        libraries: names, by side, of what is compiled for it, which all implementations have in
             common, and whether that exists.
     """
 
@@ -97,7 +97,7 @@ def choose_modules(
 
     Args:
         surveyed: implementations whose modules are built ahead.
-        bench: of the comparison; its minutes limit the modules.
+        bench: the bench of the comparison; its minutes limit the modules.
 
     Raises:
         EndedError: the comparison has ended before they were chosen.
@@ -264,14 +264,14 @@ class Builders:
     implementations are surveyed too.
 
     Args:
-        releases: by side.
-        bench: of the comparison.
+        releases: the releases by side.
+        bench: the bench with these workers.
 
     Attributes:
         at_a_time: modules that are built at a time.
         compilers_each: compilers that one of them may start.
-        bench: with these workers.
-        seconds: of each module that was built, by implementation and side.
+        bench: the bench with these workers.
+        seconds: the seconds of each module that was built, by implementation and side.
     """
 
     def __init__(self, releases: Mapping[str, Release], bench: Bench) -> None:

@@ -25,7 +25,7 @@ class Compilation:
     """What was asked for.
 
     Attributes:
-        chips: as ``parse_capability`` reads them.
+        chips: the chips as ``parse_capability`` reads them.
         units: names of modules; all if empty.
         jobs: compilers at a time; one a core if 0.
     """
@@ -114,8 +114,11 @@ def compile_findings(records: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
 def compiled_chips(records: Sequence[Mapping[str, Any]]) -> set[int]:
     """Return the chips of which some module was judged for both releases: it must be there."""
     judged = {
-        side: {each["sm"] for each in records
-               if each["side"] == side and each["status"] not in (ABSENT, UNJUDGED)}
+        side: {
+            each["sm"]
+            for each in records
+            if each["side"] == side and each["status"] not in (ABSENT, UNJUDGED)
+        }
         for side in SIDES
-    }  # fmt: skip
+    }
     return judged[BASELINE] & judged[CANDIDATE]

@@ -67,7 +67,7 @@ class Answers:
     """What became of all implementations.
 
     Attributes:
-        compared: in the order of the plan; those that were surveyed.
+        compared: the compared implementations in the order of the plan; those that were surveyed.
         error: why it ended early; None if it did not. The end of the comparison is no error.
     """
 
@@ -79,9 +79,9 @@ class Judging:
     """Judges problems with both releases, while implementations are surveyed and modules built.
 
     Args:
-        bench: of the comparison: problems that nobody has judged by its end are left out.
+        bench: the bench of the comparison: problems that nobody has judged by its end are left out.
         builders: workers that build.
-        seen: is shown each problem that was judged.
+        seen: function that is called with each problem that was judged.
     """
 
     def __init__(self, bench: Bench, builders: Builders, seen: Seen = lambda *_: None) -> None:

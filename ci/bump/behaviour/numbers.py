@@ -24,7 +24,7 @@ def build_cost(minutes: float, most: int) -> str:
     """Return a clause: what compiling a module costs.
 
     Args:
-        minutes: of one core.
+        minutes: the minutes of one core.
         most: cores that it keeps busy.
     """
     busy = min(most, compilers())
@@ -167,10 +167,17 @@ def cuts_of(compared: Sequence[Compared], ending: Ending) -> list[Cut]:
             judged = len(each.tried)
             found.append(
                 Cut(
-                    each.name, code, problems, judged, each.modules, built, tuple(laws),
-                    each.build_minutes, each.build_compilers,
+                    each.name,
+                    code,
+                    problems,
+                    judged,
+                    each.modules,
+                    built,
+                    tuple(laws),
+                    each.build_minutes,
+                    each.build_compilers,
                 )
-            )  # fmt: skip
+            )
     return found
 
 

@@ -69,10 +69,10 @@ class Context:
     """What findings are made with.
 
     Attributes:
-        bench: that is asked again.
-        releases: by side, for replays.
-        targets: by side, for the ledger.
-        chips: on which the findings hold; everywhere if empty.
+        bench: the bench that is asked again.
+        releases: the releases by side, for replays.
+        targets: the targets by side, for the ledger.
+        chips: the chips on which the findings hold; everywhere if empty.
     """
 
     bench: Bench
@@ -116,7 +116,7 @@ class Examined:
     """What the failures of all implementations come to.
 
     Attributes:
-        compared: with what was learned when failures were run again.
+        compared: the comparison with what was learned when failures were run again.
         findings: each with its smallest problem.
         unsettled: implementations with a failure that there was no time to run again.
         unwritten: sentences about cases that could not be written.

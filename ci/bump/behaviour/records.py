@@ -44,7 +44,7 @@ class Tried:
     Attributes:
         law: its name.
         problem: what was asked.
-        verdicts: by side; a side that was not asked has none.
+        verdicts: the verdicts by side; a side that was not asked has none.
         found_by: ``DRAWN`` or ``CORPUS``.
         same_inputs: whether both were given the same bits; None where they were not compared.
         same_bits: whether both gave the same bits.
@@ -102,17 +102,17 @@ class Surveyed:
     Attributes:
         name: registered, or MODULE:NAME.
         reference: MODULE:NAME.
-        operation, backend: as it declares.
+        operation, backend: operation and backend as the implementation declares them.
         declares: what laws may need of it, on either side, see ``Implementation.declares``.
         claims: what it needs of its callers, on either side, see ``Implementation.claims``.
-        reasons: by side, why it cannot run; empty where it can.
-        errors: by side, why it could not be asked.
+        reasons: reasons by side why it cannot run; empty where it can.
+        errors: errors by side for which it could not be asked.
         unimported: sides on which that is because it cannot be imported.
         axes: what problems are drawn from.
-        refused: by side, the axis values that are refused there and not on the other side.
-        addresses: by side.
-        build_minutes: that compiling one of its modules takes; 0 where it takes none.
-        build_compilers: that one of them keeps busy.
+        refused: axis values by side that are refused there and not on the other side.
+        addresses: the addresses by side.
+        build_minutes: minutes that compiling one of its modules takes; 0 where it takes none.
+        build_compilers: number of compilers that one of them keeps busy.
     """
 
     name: str
@@ -147,7 +147,8 @@ class Planned(Surveyed):
 
     Attributes:
         modules: how many are to be built for each side.
-        keys: of the modules that the problems of its stored cases need, by the problem's id.
+        keys: the keys of the modules that the problems of its stored cases need, by the problem's
+            id.
         planned: problems that each law is to judge, and stored cases under no name.
         left_out: the code of why all of it is left out, as of ``Cut``; empty otherwise.
     """
@@ -164,7 +165,7 @@ class Compared(Planned):
 
     Attributes:
         tried: every problem.
-        builds: by side, seconds of each module that was built.
+        builds: seconds of each module that was built, by side.
         speeds: rounds of timing, see ``speed``.
     """
 
@@ -178,15 +179,16 @@ class Cut:
     """What the end of a comparison left out of an implementation.
 
     Attributes:
-        name: of the implementation.
+        name: the name of the implementation.
         code: ``TIME``, ``SIGNAL``, ``DEVICE_LOST``, ``DEAR`` or ``UNREACHED``.
-        problems: that were to be judged, about.
-        judged: of them.
-        modules: that were to be built for each side.
-        built: of them, for all sides.
-        laws: that judged none of their problems.
-        minutes: of one core that compiling one of its modules takes, roughly; 0 if it has none.
-        compilers: that one of them keeps busy.
+        problems: the problems that were to be judged, about.
+        judged: number of the problems that were judged.
+        modules: the modules that were to be built for each side.
+        built: number of them that were built, for all sides.
+        laws: the laws that judged none of their problems.
+        minutes: the minutes of one core that compiling one of its modules takes, roughly; 0 if it
+            has none.
+        compilers: the compilers that one of them keeps busy.
     """
 
     name: str
@@ -205,21 +207,21 @@ class Comparison:
     """What a comparison has learned after one of its steps, and what it could not.
 
     Attributes:
-        given: by side, as it was asked for.
-        chips: that are asked about.
-        package: whose releases are compared.
-        releases, declared, targets: by side, those that could be had.
-        findings: in the order of the parts.
+        given: the sides as they were asked for.
+        chips: the chips that are asked about.
+        package: the package whose releases are compared.
+        releases, declared, targets: those that could be had, by side.
+        findings: the findings in the order of the parts.
         features: the matrix of the report; None where it could not be made.
         engines: what was read of engines' sources, for the report.
         compiled: records of modules that were compiled, see ``steps.compile_both``.
-        compared: by implementation.
+        compared: the comparisons by implementation.
         cuts: what the end of the comparison left out, by implementation.
         failures: sentences; a verdict needs what they are about.
         code: exit code of the worst failure; 0 without any.
         skipped: parts that were not asked for, or could not be done, and why.
         unwritten: sentences about cases that could not be written.
-        seconds: by part.
+        seconds: the seconds by part.
     """
 
     given: Mapping[str, str]

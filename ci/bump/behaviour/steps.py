@@ -197,8 +197,8 @@ def compare_behaviour(
 
     Args:
         comparison: the record so far.
-        bench: to ask with, once both releases have workers.
-        chips: on which what is found holds.
+        bench: the bench to ask with, once both releases have workers.
+        chips: the chips on which the findings hold.
         limit: ratio of seconds that counts as slower.
         speed: whether calls are timed too.
     """

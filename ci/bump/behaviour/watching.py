@@ -21,7 +21,7 @@ class Count:
     """How many of something are done, are at work, and are to be done; for several threads.
 
     Args:
-        words: with ``done``, ``of`` and ``working`` in braces.
+        words: a sentence with ``done``, ``of`` and ``working`` in braces.
     """
 
     def __init__(self, words: str) -> None:
@@ -103,7 +103,7 @@ def progress(seconds: float = math.inf) -> Iterator[Progress]:
     what is unfinished.
 
     Args:
-        seconds: that the comparison may take.
+        seconds: the seconds that the comparison may take.
     """
     err = console(sys.stderr)
     started = time.monotonic()

@@ -39,13 +39,13 @@ def to_json(
     """Return the report of a comparison that has ended.
 
     Args:
-        learned: by it.
-        plan: of its behaviour.
-        policy: that decides on its findings.
+        learned: the report's record of what was learned.
+        plan: the plan of its behaviour.
+        policy: the policy that decides on its findings.
         machine: the chip that it ran on.
-        command: that was given.
+        command: the command that was given.
         timings: what depends on the clock, beside what ``learned`` has.
-        ending: of it.
+        ending: the ending of the comparison.
     """
     findings = with_actions(learned.findings, policy)
     evidence = dict.fromkeys(learned.chips, DECLARED)
@@ -88,11 +88,11 @@ def refused(
     """Return the report of a comparison that was not begun, or ended because of what was asked.
 
     Args:
-        given: by side, as it was asked for.
-        policy: that would have decided on it.
+        given: the sides as they were asked for.
+        policy: the policy that would have decided on it.
         error: why.
-        command: that was given.
-        package: that was to be compared.
+        command: the command that was given.
+        package: the package that was to be compared.
     """
     learned, failures = Comparison(given, (), package), [error.message]
     return assemble(

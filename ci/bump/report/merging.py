@@ -57,12 +57,12 @@ def join(
     """Join reports.
 
     Args:
-        reports: of the same two releases.
-        names: of the reports, for messages.
-        policy: that decides on the findings; that of the first report if None.
-        command: for the record.
-        sources: of the engines that are to go on with what they use, instead of those of the
-            reports.
+        reports: the reports of the same two releases.
+        names: the names of the reports, for messages.
+        policy: the policy that decides on the findings; that of the first report if None.
+        command: the command for the record.
+        sources: the sources of the engines that are to go on with what they use, instead of those
+            of the reports.
         failures: sentences on what no report was made of.
         code: exit code where somebody ended the comparisons; 0 where nobody did.
 

@@ -59,7 +59,7 @@ NEW = (
     "slower",
     "more-memory",
 )
-"""Of them, those that are shown one by one anyway, unless they are known."""
+"""Changes of those above that are shown one by one anyway, unless they are known."""
 FEW_PLACES = 2
 """Places of an engine's source that are named of a finding, unless all is asked for."""
 ROWS = 2
@@ -79,7 +79,7 @@ def print_report(out: Console, report: Mapping[str, Any], *, verbose: bool = Fal
 
     Args:
         out: where to.
-        report: of a comparison.
+        report: the report of a comparison.
         verbose: print each finding in full, what calls take and need, and why something did not
             run; else what is known, or only reported, is counted.
     """
@@ -126,10 +126,11 @@ def outline_of(report: Mapping[str, Any], *, whole: bool, comment: bool = False)
     """Yield the parts of a comparison's report.
 
     Args:
-        report: of a comparison.
-        whole: have each finding in full, what calls take and need, and why something did not run.
-        comment: for a comment, in which known findings are counted and conditions stand together;
-            elsewhere a condition stands with its finding.
+        report: the report of a comparison.
+        whole: whether to have each finding in full, what calls take and need, and why something did
+            not run.
+        comment: whether it is for a comment, in which known findings are counted and conditions
+            stand together; elsewhere a condition stands with its finding.
     """
     findings = sorted(report["findings"], key=lambda each: ACTIONS.index(each["action"]))
     unused = spared(report)

@@ -257,7 +257,7 @@ def speeds(machine: Mapping[str, Any], limit: float) -> list[Speed]:
     """Return the ratios of time of one machine, all on one axis.
 
     Args:
-        machine: of a report.
+        machine: the machine of a report.
         limit: ratio from which the policy calls it slower.
     """
     found = [

@@ -238,7 +238,7 @@ def groups(findings: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> l
     """Group findings: what blocks, what sets conditions, what is accepted, and what informs.
 
     Args:
-        findings: of a report.
+        findings: the findings of a report.
         names: anchors by id.
     """
     made: dict[str, list[Card]] = {}

@@ -27,10 +27,10 @@ class Ending:
     makes findings and reports of answers runs on, with those that are there.
 
     Args:
-        minutes: that the comparison may take; as many as it needs if None.
+        minutes: the minutes as they were given.
 
     Attributes:
-        minutes: as they were given.
+        minutes: the minutes as they were given.
         code: exit code of an end that is not that of the time; 0 before.
         why: a sentence; empty before the end.
     """

@@ -67,8 +67,8 @@ class Journal:
     The file is this process's until ``close``: another comparison that names it is refused.
 
     Args:
-        path: of the file; nothing is kept if None.
-        ending: after which no question is asked that is not answered here.
+        path: the path of the file; nothing is kept if None.
+        ending: the ending after which no question is asked that is not answered here.
 
     Raises:
         JournalError: the file cannot be opened, is none of a comparison, or is in use.
@@ -137,7 +137,7 @@ class Journal:
         """Return the answer to a question: the one that is known, or else a new one, which is kept.
 
         Args:
-            question: in JSON.
+            question: the question in JSON.
             answer: finds it; what it gives is turned into JSON and back.
 
         Raises:

@@ -38,7 +38,7 @@ class Plan:
         implementations: names or MODULE:NAME.
         device: ``"cpu"`` or ``"cuda"``.
         profile: how hard to look.
-        seed: of what is drawn.
+        seed: the seed of what is drawn.
         laws: names; all if empty.
         only: the part of the space of problems that is searched.
         ledger: known failures.
@@ -77,9 +77,9 @@ class Plan:
         """Return the number of problems that a law judges of an implementation.
 
         Args:
-            law: that judges.
+            law: the law that judges.
             first: whether it is the first of its operation, whose results are compared.
-            sides: that the implementation runs on; with one there is nothing to compare.
+            sides: the sides that the implementation runs on; with one there is nothing to compare.
         """
         share = GATE_SHARE * (SLOW_SHARE if self.device == "cpu" else GPU_SHARE)
         wanted = self.profile.problems * share * law.weight

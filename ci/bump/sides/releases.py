@@ -59,11 +59,11 @@ class Release:
     """One side, found.
 
     Attributes:
-        given: as it was asked for.
+        given: the release as it was asked for.
         folder: holds the package.
         executable: interpreter of its workers.
         path: ``sys.path`` of its workers.
-        package: that is compared.
+        package: the package that is compared.
     """
 
     given: str
@@ -114,7 +114,7 @@ class Release:
         """Open a pool of its workers.
 
         Args:
-            device: that they run on.
+            device: the device that they run on.
             size: how many there are.
             standby: whether one more has done its imports when a process dies or is given up.
             environment: further variables.
@@ -139,7 +139,7 @@ def find_release(
     Args:
         given: a version, a wheel, a folder with the package in it, or a Python interpreter, such
             as ``/opt/vllm/bin/python``.
-        package: of ``PACKAGES``.
+        package: the package of ``PACKAGES``.
         tell: called with a line of progress now and then.
 
     Raises:
@@ -225,7 +225,7 @@ def identity_of(releases: Mapping[str, Release], implementations: Iterable[str])
     A folder, a wheel or an environment has the same name after it was built again.
 
     Args:
-        releases: by side.
+        releases: the releases by side.
         implementations: names or MODULE:NAME.
     """
     found = {f"{side} release": release_identity(each) for side, each in releases.items()}

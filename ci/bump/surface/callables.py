@@ -50,7 +50,7 @@ def used_of(module: str, adapters: Path = ADAPTERS) -> tuple[Used, ...]:
     """Return what adapters use of a package.
 
     Args:
-        module: that the package is imported by.
+        module: the module that the package is imported by.
         adapters: folder of their source.
     """
     found: dict[tuple[str, ...], bool] = {}

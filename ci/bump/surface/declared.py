@@ -17,9 +17,10 @@ HANGS = "hangs"
 SHORT_HASH = 7
 """Characters of a hash that a sentence shows."""
 NONE = "none"
-"""Stands for the hash of an artifact that a side does not have."""
+"""Name in place of the hash of an artifact that a side does not have."""
 INTERNALS = ("compiler filter", "backends of", "templates")
-"""How the names of what is read from a release's own code begin: what it calls need not follow."""
+"""First words of the names of what is read from a release's own code: what it calls need not
+follow."""
 
 
 def target_of(declared: Declarations, chip: Chip) -> Target:
@@ -107,8 +108,11 @@ def _artifacts(
     for name in sorted(old.keys() | new.keys()):
         before, after = old.get(name, NONE), new.get(name, NONE)
         same = before == after
-        bad = [rule.id for rule in _hash_rules(name)
-               if any(_holds(rule, baseline, chip) for chip in chips)]  # fmt: skip
+        bad = [
+            rule.id
+            for rule in _hash_rules(name)
+            if any(_holds(rule, baseline, chip) for chip in chips)
+        ]
         known = f"known of it: {', '.join(bad)}" if bad else "no fault of it is known"
         said = f"is still {_short(after)}: what is known still holds ({known})"
         if before == NONE:
@@ -162,8 +166,11 @@ def support_findings(made: tuple[Matrix, Matrix]) -> list[Finding]:
         name = _row_name(each.row)
         telling = each.after if lost else each.before
         told: Callable[[Any], dict[str, str]] = lambda d: {  # noqa: E731
-            "status": d.status, "rule": d.rule, "reason": d.reason, "evidence": d.evidence
-        }  # fmt: skip
+            "status": d.status,
+            "rule": d.rule,
+            "reason": d.reason,
+            "evidence": d.evidence,
+        }
         found.append(
             finding(
                 "support-lost" if lost else "support-gained",

@@ -18,10 +18,10 @@ class Item:
     """Something that a release declares.
 
     Attributes:
-        name: as findings call it.
+        name: the name that findings use.
         values: chips, or what else it covers; None where the release does not say.
-        section: of the declarations.
-        module: that was imported to learn it; empty if none was.
+        section: the section of the declarations.
+        module: the module that was imported to learn it; empty if none was.
         api: callable whose decorator it is of; empty if it is of none.
     """
 

@@ -27,7 +27,7 @@ class EngineFile:
         module: its dotted name from the PATH on, which is the last part of the name it imports by.
         is_package: whether it is an ``__init__.py``.
         data: its bytes; None where it could not be read.
-        why: it could not be read; else empty.
+        why: the reason why it could not be read; else empty.
     """
 
     path: str

@@ -17,7 +17,8 @@ Origins = frozenset[str]
 the attribute ``X`` of an object of which nothing is known. Other values are left out."""
 UNKNOWN = "?"
 Bound = dict[str, list[tuple[ast.AST, ast.expr | None]]]
-"""By name, what binds it and the value that it gets, or that is put into what it holds."""
+"""Nodes that bind a name, by name, and the value that it gets, or that is put into what it holds.
+"""
 KEPT_SOURCE = 64 << 20
 """Most bytes of source that stay parsed, which takes thirty times as much memory."""
 NOTHING: Origins = frozenset()
@@ -52,9 +53,9 @@ class Module:
     """A parsed file.
 
     Attributes:
-        file: that it was read from.
+        file: the file that it was read from.
         tree: its syntax; None where it has none.
-        why: it could not be parsed; else empty.
+        why: the reason why it could not be parsed; else empty.
         imports: dotted names by the name that they are bound to, in any scope of the file: a name
             may have several meanings.
         values: expressions by the name that they are assigned to.
@@ -64,8 +65,8 @@ class Module:
         outer: names of ``global`` and ``nonlocal`` statements, and others whose scope is not noted.
         returns: statements that return a value.
         stars: modules of ``from ... import *``.
-        parents: of each node.
-        nodes: that may name something.
+        parents: the parents of each node.
+        nodes: the nodes that may name something.
         held: what ``receivers.py`` gathers of names and attributes, once.
     """
 

@@ -27,8 +27,9 @@ from .receivers import Classes, Receivers, is_annotation
 
 IMPORT, CALL, VALUE, NAME, TEXT = "import", "call", "value", "name", "text"
 COPY, NUMBER = "copy", "number"
-"""How a name is used: imported; called; handed on, to be called in ways that are not seen; asked
-for, without a call; written in a string; a class of the engine has it; a number is given for it."""
+"""Kinds of use of a name: imported; called; handed on, to be called in ways that are not seen;
+asked for, without a call; written in a string; a class of the engine has it; a number is given for
+it."""
 CHECKS = ("isinstance", "issubclass", "callable", "hasattr")
 HANDED_ON = "handed on: how it is called is not known"
 EXECUTED = ("eval", "exec", "compile")
@@ -37,7 +38,7 @@ TRIED = (ast.If, ast.While, ast.IfExp, ast.Assert)
 NAMED_IN_CALLS = (ast.Name, ast.Attribute, ast.Constant, ast.JoinedStr, ast.BinOp)
 DOTTED = re.compile(r"[\w.:/]+")
 ALL = "*"
-"""Stands for every name of a module."""
+"""Name for every name of a module."""
 IGNORED = "_"
 SECOND_NAMES = {
     "begin_forward": "plan",
@@ -57,13 +58,14 @@ class Mention:
         path, line: the place.
         kind: how it is used, see ``IMPORT``.
         origin: dotted name; it begins with ``?`` where the object that it is of is not known.
-        how: in words.
+        how: the kind of the mention in words.
         positional: values that a call passes by position, up to a ``*args``.
         starred: whether it passes ``*args``.
         keywords: names that it passes.
         open_keywords: whether it passes ``**kwargs``.
-        node, parent: of the syntax; None where there is none.
-        receivers: whose method it is, see ``receivers.py``; None where that was not asked.
+        node, parent: the node of the syntax and its parent; None where there is none.
+        receivers: the receivers whose method it is, see ``receivers.py``; None where that was not
+            asked.
     """
 
     path: str
@@ -104,10 +106,10 @@ class Names:
         """Find them.
 
         Args:
-            engine: whose files are searched.
+            engine: the engine whose files are searched.
             words: last parts of the names that are asked for.
-            ordinary: of public names, which many objects have: they count beyond doubt only.
-            methods: of methods: a string that has one is no call of it.
+            ordinary: public names that many objects have: they count beyond doubt only.
+            methods: names of methods: a string that has one is no call of it.
             check: called for each file; may raise to end the search.
         """
         self.engine = engine
@@ -432,8 +434,19 @@ class _Places:
         starred = [isinstance(each, ast.Starred) for each in call.args]
         known = starred.index(True) if True in starred else len(starred)
         names = tuple(each.arg for each in call.keywords if each.arg is not None)
-        made = Mention(self.module.file.path, node.lineno, CALL, origin, "", known, any(starred),
-                       names, len(names) < len(call.keywords), node, call)  # fmt: skip
+        made = Mention(
+            self.module.file.path,
+            node.lineno,
+            CALL,
+            origin,
+            "",
+            known,
+            any(starred),
+            names,
+            len(names) < len(call.keywords),
+            node,
+            call,
+        )
         return replace(made, how=_call_in_words(made))
 
     def _context(self, node: ast.AST) -> tuple[str, str]:

@@ -75,8 +75,10 @@ def _names(baseline: Declarations, candidate: Declarations) -> Iterator[Finding]
     old, new = baseline["exports"], candidate["exports"]
     for module in sorted(old.keys() & new.keys()):
         label = f"flashinfer.{module}".rstrip(".")
-        pairs = (("name-removed", old[module], new[module], "offers no {} any more"),
-                 ("name-added", new[module], old[module], "offers {} too"))  # fmt: skip
+        pairs = (
+            ("name-removed", old[module], new[module], "offers no {} any more"),
+            ("name-added", new[module], old[module], "offers {} too"),
+        )
         for change, some, others, said in pairs:
             names = [name for name in some if name not in others]
             if names:
@@ -103,8 +105,10 @@ def _refusals(baseline: Declarations, candidate: Declarations) -> Iterator[Findi
     for name in sorted(old.keys() & new.keys()):
         before = {each["message"]: each for each in old[name]}
         after = {each["message"]: each for each in new[name]}
-        pairs = (("refusal-added", after, before, "what it did not say before"),
-                 ("refusal-removed", before, after, "no more what it said before"))  # fmt: skip
+        pairs = (
+            ("refusal-added", after, before, "what it did not say before"),
+            ("refusal-removed", before, after, "no more what it said before"),
+        )
         for change, some, others, said in pairs:
             found = {message: some[message] for message in some if message not in others}
             if found:

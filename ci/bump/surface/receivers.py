@@ -63,7 +63,7 @@ class Receivers:
         """Ask nothing yet.
 
         Args:
-            engine: whose source is read.
+            engine: the engine whose source is read.
             naming: finds all syntax of the engine that names a word.
         """
         self._engine, self._naming = engine, naming

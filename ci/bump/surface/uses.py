@@ -31,8 +31,8 @@ class Source:
     """The source of one engine.
 
     Attributes:
-        path: as it was given.
-        files: of Python in it.
+        path: the path as it was given.
+        files: the files of Python in it.
     """
 
     path: Path
@@ -59,8 +59,8 @@ def with_uses(
     """Look for what findings are about in engines' sources.
 
     Args:
-        findings: of a comparison.
-        sources: of one or several engines.
+        findings: the findings of a comparison.
+        sources: the sources of one or several engines.
         check: called for each file; may raise to end the search, which takes a minute.
 
     Returns:
@@ -247,7 +247,7 @@ class Parameters:
     """A change of parameters.
 
     Attributes:
-        before, after: of the callable, with each release.
+        before, after: the callable's parameters with each release.
         name: the one that changed; empty where the finding is about several.
         bound: 1 for a method, whose first parameter no call passes; else 0.
     """

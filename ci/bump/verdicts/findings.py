@@ -27,7 +27,7 @@ class Change:
     """A kind of change.
 
     Attributes:
-        area: of the comparison, one of ``AREAS``.
+        area: the area of the comparison, one of ``AREAS``.
         action: what it does unless a policy says otherwise.
         means: one sentence.
     """
@@ -109,17 +109,17 @@ class Finding:
         change: one of ``CHANGES``.
         subject: callable, enum, implementation, artifact.
         message: one or a few sentences.
-        chips: on which it holds; everywhere if empty.
+        chips: the chips on which it holds; everywhere if empty.
         rule: what to do about it, where that is known.
         baseline, candidate: what each side has, by name, to stand side by side.
-        laws: that show it.
+        laws: the laws that show it.
         problem: the smallest that shows it, as JSON; None where it is not about one.
-        replay: by side, the command that judges the problem again.
+        replay: the command, by side, that judges the problem again.
         entry: id of the ledger entry that explains it, or of the support rule.
         issue: public report, where there is one.
-        reason: of the entry.
+        reason: the reason of the entry.
         found_by: ``"drawn"`` or ``"corpus"``, or both; nothing where no problem was judged.
-        count: of problems, members or names that are summed up in it.
+        count: number of problems, members or names that are summed up in it.
         action: see ``ACTIONS``; what the policy made of it.
         accepted: why the policy accepts it, where it does.
         uses: ``status``, one of ``USES``, ``count`` of places and the first of them, ``places``:
@@ -185,7 +185,7 @@ def uses_in_words(uses: Mapping[str, Any] | None, most: int | None = None) -> st
     """Return what an engine's source says of a change, with its places; empty if none was asked.
 
     Args:
-        uses: of a finding.
+        uses: the uses of a finding.
         most: places that are named; all that it has if None.
     """
     if uses is None:

@@ -26,7 +26,7 @@ class Accepted:
     Attributes:
         finding: id, with ``*`` for any text.
         reason: why they do not count.
-        chips: on which; on all if empty.
+        chips: the chips on which it is accepted; on all if empty.
     """
 
     finding: str
@@ -49,7 +49,7 @@ class Policy:
     """What findings do.
 
     Attributes:
-        actions: by change, where it is not the default of ``CHANGES``.
+        actions: the actions by change, where they are not the defaults of ``CHANGES``.
         slower: ratio of the candidate's seconds to the baseline's from which it is ``slower``.
         required: chips that the overall verdict is about; all that are in the report if empty.
         accepted: findings that do not count.

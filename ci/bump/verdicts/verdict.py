@@ -49,7 +49,7 @@ class ChipVerdict:
         verdict: one of ``VERDICTS``.
         evidence: one of ``EVIDENCE``.
         blocked_by: ids of the findings that block.
-        conditions: of a bump, or of one that is blocked once it is not.
+        conditions: the conditions of a bump, or of one that is blocked once it is not.
     """
 
     chip: Chip
@@ -76,9 +76,9 @@ class Verdict:
 
     Attributes:
         verdict: one of ``VERDICTS``.
-        message: in one sentence.
-        chips: in their order.
-        conditions: of all chips, those of the whole first.
+        message: the message in one sentence.
+        chips: the chips in their order.
+        conditions: the conditions of all chips, those of the whole first.
     """
 
     verdict: str
@@ -104,9 +104,9 @@ def decide(
     """Decide on a bump.
 
     Args:
-        findings: with their actions, see ``Policy.apply``.
+        findings: the findings with their actions, see ``Policy.apply``.
         evidence: the chips that are asked about, and what is known of each, of ``EVIDENCE``.
-        policy: whose chips count.
+        policy: the policy whose chips count.
         baseline: its version, for chips that stay with it.
         failures: why something could not be learned that a verdict needs; sentences.
         ended: whether somebody ended the comparison, who then decides nothing by it.

@@ -40,8 +40,8 @@ class Needs:
     """What a failing problem needs to fail.
 
     Attributes:
-        fields: by necessary field, the values with which it fails.
-        passing: by necessary field, the values with which it passes.
+        fields: the values with which it fails, by necessary field.
+        passing: the values with which it passes, by necessary field.
         simplest: the values that fields have where they are not in use.
         structure: conditions on sizes, and on properties of the batch.
     """

@@ -67,10 +67,10 @@ class Experiments:
     Args:
         worker: judges.
         candidate: the implementation.
-        laws: of the run, by name.
+        laws: the laws of the run, by name.
         telling: the law that compares with the oracle.
-        profile: of the run; its seconds for shrinking are those of all experiments.
-        seed: of the run.
+        profile: the profile of the run; its seconds for shrinking are those of all experiments.
+        seed: the seed of the run.
         stopped: whether the run is to end.
     """
 
@@ -204,7 +204,7 @@ class Experiments:
         what is looked for.
 
         Args:
-            base: that is changed.
+            base: the base that is changed.
             but: the cause that is looked for, where it is known.
         """
         others = [each for each in self._faults if each is not but]
@@ -214,8 +214,9 @@ class Experiments:
             answer = self._answer(problem)
             if not answer:
                 return None if answer is None else False
-            known = [each for each in others
-                     if answer in each.symptoms and holds(problem, each.values)]  # fmt: skip
+            known = [
+                each for each in others if answer in each.symptoms and holds(problem, each.values)
+            ]
             if not known:
                 return True
             return False if any(each in there for each in known) else None
@@ -392,9 +393,15 @@ class Experiments:
     def _fault_of(self, finding: Finding) -> Fault | None:
         """Return the cause of a law's finding, if it is one of those that are known."""
         if not symptom(finding.verdict).startswith("answer"):
-            return next((each for each in self._faults
-                         if symptom(finding.verdict) in each.symptoms
-                         and holds(finding.problem, each.values)), None)  # fmt: skip
+            return next(
+                (
+                    each
+                    for each in self._faults
+                    if symptom(finding.verdict) in each.symptoms
+                    and holds(finding.problem, each.values)
+                ),
+                None,
+            )
         if (named := self._ignored_by(finding)) is not None:
             return named
         if (changed := self._changed_by(finding)) is not None:
@@ -405,8 +412,9 @@ class Experiments:
                 own = [each for each in self._faults if holds(problem, each.values)]
                 exact = (each for each in own if answer in each.symptoms)
                 if own:
-                    return next((each for each in own if self._is_of(problem, each)),
-                                next(exact, own[0]))  # fmt: skip
+                    return next(
+                        (each for each in own if self._is_of(problem, each)), next(exact, own[0])
+                    )
         return self._needed_by(finding)
 
     def _ignored_by(self, finding: Finding) -> Fault | None:

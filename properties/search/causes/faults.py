@@ -32,7 +32,7 @@ class Fault:
 
     Attributes:
         problem, verdict: the smallest that fails for it.
-        needs: of that problem, and of others that were found to fail for the same.
+        needs: the needs of that problem, and of others that were found to fail for the same.
         symptoms: how problems fail for it, see ``symptom``.
         more: further conditions, which evidence asks for.
     """

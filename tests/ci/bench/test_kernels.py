@@ -268,7 +268,10 @@ class TestTables:
     def test_each_kind_of_case_has_its_table(self) -> None:
         every = bench_kernels._tables([self.prefill, self.verify, self.decode], 4e12, 8e14)
         assert [table.title.partition(",")[0] for table in every] == [
-            "decode", "verify of 4 tokens", "prefill"]  # fmt: skip
+            "decode",
+            "verify of 4 tokens",
+            "prefill",
+        ]
         assert XQA in every[1].columns
         assert len(bench_kernels._tables([self.verify], 4e12, 8e14)) == 1
 

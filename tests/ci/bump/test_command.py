@@ -285,9 +285,16 @@ def test_modules_are_chosen_once_and_built_for_both(here: Path) -> None:
     release(here / "old", OLD)
     release(here / "new", NEW, broken=True)
     code, report = gate(
-        here, "--sm", "cpu", "--part", "behaviour", "--implementation", "ahead.py:merge",
-        "--modules", "2",
-    )  # fmt: skip
+        here,
+        "--sm",
+        "cpu",
+        "--part",
+        "behaviour",
+        "--implementation",
+        "ahead.py:merge",
+        "--modules",
+        "2",
+    )
     assert code == 1
     plain, ahead = report["machines"][0]["implementations"]
     assert (plain["modules"], ahead["modules"]) == (0, 2)

@@ -60,9 +60,17 @@ def write(
     verdict = decide(found, {chip: RAN}, policy, baseline="9.9.1")
     side: dict[str, Any] = {**SIDE, "artifacts": {}, "not_imported": {}}
     report = assemble(
-        verdict, found, policy, sides={"baseline": side, "candidate": side}, features=None,
-        machines=[], not_tested=[], failures=[], command="", package=package,
-    )  # fmt: skip
+        verdict,
+        found,
+        policy,
+        sides={"baseline": side, "candidate": side},
+        features=None,
+        machines=[],
+        not_tested=[],
+        failures=[],
+        command="",
+        package=package,
+    )
     path.write_text(json.dumps(report))
     return path
 

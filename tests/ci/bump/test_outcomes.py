@@ -225,9 +225,15 @@ def test_what_the_ledger_knows_of_both_releases_is_not_new_with_one(
     verdict: Verdict,
 ) -> None:
     chance = Entry(
-        "chance", NAME, verdict.status, {}, "It reads any memory.", tmp_path / "c",
-        versions={"torch": versions}, by_chance=by_chance,
-    )  # fmt: skip
+        "chance",
+        NAME,
+        verdict.status,
+        {},
+        "It reads any memory.",
+        tmp_path / "c",
+        versions={"torch": versions},
+        by_chance=by_chance,
+    )
     candidate, both = Candidate(again=[3]), "<" in versions and by_chance
     (found,) = find(candidate, failure(3, verdict=verdict), entries=(chance,))
     new = {"FAIL": "new-failure", "HANG": "hang"}[verdict.status]

@@ -154,8 +154,9 @@ def test_two_releases_of_triton_are_compared(
     write(here, {"subject.py": OF_TRITON})
     triton(here / "old", OLD, broken=False, shift=False, more=", *, other=None")
     triton(here / "new", NEW, broken=False, shift=True)
-    code, report = bump("triton", "old", "new", "--part", "surface", "--part", "behaviour",
-                        "--html", "page.html")  # fmt: skip
+    code, report = bump(
+        "triton", "old", "new", "--part", "surface", "--part", "behaviour", "--html", "page.html"
+    )
     assert (code, report["verdict"], report["package"]) == (1, "do not bump", "triton")
     assert [report[side]["version"] for side in ("baseline", "candidate")] == [OLD, NEW]
     assert [report[side]["triton"] for side in ("baseline", "candidate")] == [OLD, NEW]

@@ -241,8 +241,11 @@ def test_the_matrix_sums_up(report: Callable[..., dict[str, Any]]) -> None:
     assert (made.gained, made.lost) == (2, 1)
     assert made.notes == ((1, "it hangs"),)
     (_, decode), (_, window) = made.rows
-    assert [(cell.text, cell.small) for cell in decode] == [("yes", "c"), ("yes", "r"),
-                                                            ("yes → no", "1")]  # fmt: skip
+    assert [(cell.text, cell.small) for cell in decode] == [
+        ("yes", "c"),
+        ("yes", "r"),
+        ("yes → no", "1"),
+    ]
     assert [cell.tone for cell in decode] == ["yes", "yes", "lost"]
     assert [cell.tone for cell in window] == ["gained", "gained", "unknown"]
     assert list(backends(None)) == []
@@ -323,7 +326,11 @@ def test_a_large_report_is_a_page_of_bearable_size(report: Callable[..., dict[st
 def test_numbers_and_times() -> None:
     assert [number(each) for each in (1234, 0.12345, "inf", None)] == ["1,234", "0.123", "inf", ""]
     assert [seconds(each) for each in (1.5, 0.0123, 2e-5, "nan")] == [
-        "1.5 s", "12.3 ms", "20 µs", "nan"]  # fmt: skip
+        "1.5 s",
+        "12.3 ms",
+        "20 µs",
+        "nan",
+    ]
     assert cut("abc", 3) == "abc"
     assert cut("abcdefgh", 3) == "abc ... (5 more characters: see the JSON)"
 

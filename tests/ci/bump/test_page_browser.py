@@ -460,8 +460,13 @@ def test_the_keyboard_reaches_all_of_a_check(browser: Chrome, show: Show) -> Non
     from selenium.webdriver.common.keys import Keys
 
     show(check_page(SAID))
-    wanted = set(script(browser, "return [...document.querySelectorAll('summary')]"
-                        ".filter((e) => e.checkVisibility()).map((e) => e.innerText)"))  # fmt: skip
+    wanted = set(
+        script(
+            browser,
+            "return [...document.querySelectorAll('summary')]"
+            ".filter((e) => e.checkVisibility()).map((e) => e.innerText)",
+        )
+    )
     assert {"as a table", "What the laws say", "Trace"} <= wanted
     reached = set()
     for _ in range(80):
@@ -486,8 +491,11 @@ def test_laws_by_implementation_are_coloured_by_what_they_say(browser: Chrome, s
         )
     )
     assert {law: text for law, (text, _) in cells.items()} == {
-        "parity": "✗ FAIL", "well_formed": "✗ FAIL", "merge_union": "0.64", "merge_identity": "✓"
-    }  # fmt: skip
+        "parity": "✗ FAIL",
+        "well_formed": "✗ FAIL",
+        "merge_union": "0.64",
+        "merge_identity": "✓",
+    }
     assert cells["parity"][1] == cells["well_formed"][1]
     assert len({colour for _, colour in cells.values()}) == 3
 

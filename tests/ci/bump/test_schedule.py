@@ -210,10 +210,13 @@ class Schedule:
     def _judgeable(self) -> bool:
         """Whether a problem waits whose module both releases have, whoever built it."""
         return any(
-            count and (not module or all((side, self._library[name, module]) in self._libraries
-                                         for side in SIDES))
+            count
+            and (
+                not module
+                or all((side, self._library[name, module]) in self._libraries for side in SIDES)
+            )
             for (name, module), count in self._waiting.items()
-        )  # fmt: skip
+        )
 
     @staticmethod
     def _module(task: Task) -> tuple[str, str]:

@@ -396,10 +396,14 @@ def test_names_are_followed_through_the_engine(
 def test_calls_on_objects_of_unknown_class_are_listed_apart_and_do_not_block(
     tmp_path: Path,
 ) -> None:
-    found = uses_of(tmp_path, "method", {
-        "a.py": WRAPPERS + "def f(w):\n    w.plan(1, 2, 3)",
-        "b.py": WRAPPERS + "Other().plan(1, 2, 3)",
-    })  # fmt: skip
+    found = uses_of(
+        tmp_path,
+        "method",
+        {
+            "a.py": WRAPPERS + "def f(w):\n    w.plan(1, 2, 3)",
+            "b.py": WRAPPERS + "Other().plan(1, 2, 3)",
+        },
+    )
     assert (found["count"], found["unknown_count"]) == (0, 1)
     assert [(Path(e["file"]).name, e["line"]) for e in found["unknown"]] == [("a.py", 4)]
     asked = DEFAULT.apply(replace(FINDINGS["method"], uses=found))
@@ -488,10 +492,16 @@ def write_report(path: Path, *names: str) -> None:
     side = {"given": "9", "own_environment": False, "artifacts": {}, "not_imported": {}}
     side |= dict.fromkeys(("flashinfer", "torch", "triton", "cuda"))
     report = assemble(
-        decide(found, {90: RAN}, DEFAULT, baseline="9"), found, DEFAULT,
-        sides={"baseline": side, "candidate": side}, features=None,
-        machines=[], not_tested=[], failures=[], command="",
-    )  # fmt: skip
+        decide(found, {90: RAN}, DEFAULT, baseline="9"),
+        found,
+        DEFAULT,
+        sides={"baseline": side, "candidate": side},
+        features=None,
+        machines=[],
+        not_tested=[],
+        failures=[],
+        command="",
+    )
     path.write_text(json.dumps(report))
 
 
@@ -542,8 +552,9 @@ def test_of_two_reports_the_source_that_uses_a_change_counts(tmp_path: Path) -> 
     assert main(["merge", *reports, "--json", str(tmp_path / "all.json")]) == 1
     found = json.loads((tmp_path / "all.json").read_text())
     assert {e["change"]: e["uses"]["status"] for e in found["findings"]} == {
-        "positional-meaning": USED, "callable-removed": NOT,
-    }  # fmt: skip
+        "positional-meaning": USED,
+        "callable-removed": NOT,
+    }
     assert len(found["engines"]) == 2
 
 

@@ -75,14 +75,18 @@ class Ended:
     @property
     def outcomes(self) -> dict[str, str]:
         """What became of each head dim."""
-        return {trial["cell"].removeprefix("merge, "): trial["outcome"]
-                for trial in self.data["trials"]}  # fmt: skip
+        return {
+            trial["cell"].removeprefix("merge, "): trial["outcome"] for trial in self.data["trials"]
+        }
 
     @property
     def findings(self) -> dict[str, str]:
         """What each finding says of the rules, by cell."""
-        return {trial["cell"].removeprefix("merge, "): trial["meaning"]
-                for trial in self.data["trials"] if trial["status"] == "finding"}  # fmt: skip
+        return {
+            trial["cell"].removeprefix("merge, "): trial["meaning"]
+            for trial in self.data["trials"]
+            if trial["status"] == "finding"
+        }
 
 
 Command = Callable[..., Ended]
@@ -211,8 +215,10 @@ def test_only_the_modules_that_are_wanted_are_built(gating: Command) -> None:
     assert (report["modules"], report["tried"], report["cells"]) == (3, 3, 6)
     # The simplest first, and then one for each rule that there is.
     assert {title for title, outcome in ended.outcomes.items() if outcome != "not run"} == {
-        "merge", "head dim 16", "head dim 64"
-    }  # fmt: skip
+        "merge",
+        "head dim 16",
+        "head dim 64",
+    }
     messages = {trial["message"] for trial in ended.data["trials"] if trial["outcome"] == "not run"}
     assert messages == {"its module is not among those that were to be built"}
     everything = gating("kernels:slow_to_build", rules=rules)
@@ -227,8 +233,10 @@ def test_only_the_modules_that_are_wanted_are_built(gating: Command) -> None:
 def test_only_the_cells_that_are_asked_for_are_tried(gating: Command) -> None:
     ended = gating("kernels:kernel", "--only", "head_dim=16,64", "--only", "dtype=bfloat16")
     assert ended.code == 0, ended.out
-    assert ended.outcomes == {"head dim 16": OUTCOMES["head dim 16"],
-                              "head dim 64": OUTCOMES["head dim 64"]}  # fmt: skip
+    assert ended.outcomes == {
+        "head dim 16": OUTCOMES["head dim 16"],
+        "head dim 64": OUTCOMES["head dim 64"],
+    }
     none = gating("kernels:kernel", "--only", "dtype=float32", "--only", "head_dim=16")
     assert none.code == 3
     assert "none of its 8 cells has dtype=float32 head_dim=16" in none.out

@@ -111,8 +111,9 @@ def test_a_second_kernel_of_the_name_loses_no_claim_and_hides_none(tmp_path: Pat
     """Whichever run has it, and whether or not the report says which name was declared."""
 
     def two(first: ImplementationReport) -> list[ImplementationReport]:
-        second = ImplementationReport("mine", "other:mine", "merge_state",
-                                      claimed_space=NOW.claimed_space)  # fmt: skip
+        second = ImplementationReport(
+            "mine", "other:mine", "merge_state", claimed_space=NOW.claimed_space
+        )
         reports = [replace(first, declared={"name": "mine"}), second]
         second.declared = {"name": "mine"}
         tell_apart(reports)
@@ -218,8 +219,11 @@ def test_a_run_shows_its_claims_and_fails_where_one_is_lost(
     assert f"lost claim: {line}" in out.splitlines()
     lost = json.loads(Path("b.json").read_text())["lost_claims"]
     assert lost[0] == {
-        "implementation": "mine", "axis": "dtype", "value": "float16", "reason": "in one precision",
-    }  # fmt: skip
+        "implementation": "mine",
+        "axis": "dtype",
+        "value": "float16",
+        "reason": "in one precision",
+    }
     assert line in Path("b.html").read_text()
     assert 'id="claims"' in Path("b.html").read_text()
     assert line in Path("b.xml").read_text()

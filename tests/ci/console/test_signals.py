@@ -30,8 +30,11 @@ with signals.ended_by_signals(lambda why: print(why, flush=True)):
 
 def below(pid: int) -> list[int]:
     path = Path(f"/proc/{pid}/task/{pid}/children")
-    children = [int(child) for task in path.parents[1].iterdir()
-                for child in (task / "children").read_text().split()]  # fmt: skip
+    children = [
+        int(child)
+        for task in path.parents[1].iterdir()
+        for child in (task / "children").read_text().split()
+    ]
     return children + [far for child in children for far in below(child)]
 
 

@@ -60,9 +60,12 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 @pytest.mark.parametrize(("command", "flag"), OPTIONS)
 def test_an_empty_value_is_refused_by_its_flag(
-    command: tuple[str, ...], flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...],
+    flag: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     said = refusal(capsys, *command, *WORDS.get(command, ()), flag, "")
     assert said.splitlines()[-1] == f"Error: {flag} is empty"
@@ -93,9 +96,11 @@ def test_what_nested_commands_take_is_among_them() -> None:
     ],
 )
 def test_an_empty_release_is_refused_before_either_is_looked_for(
-    words: list[str], name: str, monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr("kernelproof.ci.bump.command.compare", None)
     assert f"Error: {name} is empty: give a version" in refusal(capsys, *words)
 
@@ -103,8 +108,11 @@ def test_an_empty_release_is_refused_before_either_is_looked_for(
 @pytest.mark.parametrize("value", ["nonsense", "-1"])
 @pytest.mark.parametrize("flag", OF_NAMES)
 def test_nonsense_of_support_is_refused_by_its_flag(
-    flag: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    flag: str,
+    value: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert flag in refusal(capsys, "support", f"{flag}={value}")

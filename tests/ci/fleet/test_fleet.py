@@ -95,8 +95,10 @@ def without_clock(value: Any) -> Any:  # noqa: ANN401  JSON
 
 def results(report: RunReport) -> Any:  # noqa: ANN401  JSON
     """Return what a run has found, without what the clock decides."""
-    each = [[one.to_json(), [found.to_json() for found in one.findings]]
-            for one in report.implementations]  # fmt: skip
+    each = [
+        [one.to_json(), [found.to_json() for found in one.findings]]
+        for one in report.implementations
+    ]
     return without_clock([report.profile, report.seed, report.target, each])
 
 
@@ -203,9 +205,7 @@ def test_what_comes_late_of_a_unit_that_is_to_begin_again_is_not_taken(
 def test_a_chip_has_its_own_report_and_all_have_one() -> None:
     fleet = Fleet(made_up_plan(), MadeUp(["sm90", "sm100"]))
     report = fleet.execute()
-    assert [each.name for each in report.implementations] == [
-        "made-up on sm90", "made-up on sm100"
-    ]  # fmt: skip
+    assert [each.name for each in report.implementations] == ["made-up on sm90", "made-up on sm100"]
     assert [each.name for each in fleet.of_chip("sm90").implementations] == ["made-up"]
     assert all(each.judged for each in report.implementations)
 
@@ -238,8 +238,9 @@ def test_what_each_chip_has_found_is_a_case_of_its_own(tmp_path: Path) -> None:
     CaseWriter(tmp_path, None, Ledger()).write_all(report)
     names = [path.name for path in sorted(tmp_path.iterdir())]
     assert [name[: name.index("-parity-")] for name in names] == [
-        "made-up-on-sm100", "made-up-on-sm90"
-    ]  # fmt: skip
+        "made-up-on-sm100",
+        "made-up-on-sm90",
+    ]
     assert len({finding.replay for finding in report.findings}) == 2
 
 

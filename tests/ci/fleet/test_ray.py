@@ -78,10 +78,14 @@ class RayStandIn:
 
     def nodes(self) -> list[dict[str, Any]]:
         return [
-            {"NodeID": name, "Alive": alive, "NodeManagerAddress": name,
-             "Resources": {"CPU": 2, "GPU": self.gpus, "sm90": 1}}
+            {
+                "NodeID": name,
+                "Alive": alive,
+                "NodeManagerAddress": name,
+                "Resources": {"CPU": 2, "GPU": self.gpus, "sm90": 1},
+            }
             for name, alive in self.alive.items()
-        ]  # fmt: skip
+        ]
 
     def remote(self, *work: object, **_: object) -> Any:  # noqa: ANN401
         return self if work else lambda _: self

@@ -386,8 +386,11 @@ def test_two_faults_of_a_kernel_become_two_entries_and_a_third_is_still_found(
     assert all(each["entry"] in Path("r.xml").read_text() for each in told["findings"])
     Path("one-more").touch()
     assert main(check) == 1
-    (new,) = (each for each in json.loads(Path("r.json").read_text())["findings"]
-              if each["status"] != "KNOWN")  # fmt: skip
+    (new,) = (
+        each
+        for each in json.loads(Path("r.json").read_text())["findings"]
+        if each["status"] != "KNOWN"
+    )
     assert new["problem"]["causal"]
 
 

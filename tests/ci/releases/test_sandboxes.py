@@ -103,9 +103,11 @@ def test_of_an_engine_only_python_files_are_kept(
     folder = sandbox(str(made) if given == "a wheel" else given, PACKAGES["vllm"])
     kept = {str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file()}
     assert kept == {
-        "vllm/__init__.py", "vllm/ops/merge.py",
-        "vllm-0.0.1.dist-info/METADATA", "vllm-0.0.1.dist-info/RECORD",
-    }  # fmt: skip
+        "vllm/__init__.py",
+        "vllm/ops/merge.py",
+        "vllm-0.0.1.dist-info/METADATA",
+        "vllm-0.0.1.dist-info/RECORD",
+    }
     assert [each.name for each in (cache / "vllm").iterdir()] == [folder.name]
     monkeypatch.setattr(subprocess, "Popen", None)
     assert sandbox("0.0.1" if given == "0.0.1" else made, PACKAGES["vllm"]) == folder

@@ -79,19 +79,29 @@ def test_how_errors_are_spread() -> None:
     report = ImplementationReport("mine", "k:mine", "merge_state", laws=laws)
     (one,) = spreads([report, ImplementationReport("idle", "k:idle")])
     assert (one.count, one.outside, one.half, one.most, one.worst) == (
-        100, 4, "≤ 1e-05", "≤ 1", 0.9
-    )  # fmt: skip
+        100,
+        4,
+        "≤ 1e-05",
+        "≤ 1",
+        0.9,
+    )
     assert one.drawn.count("<rect") == 4
     assert one.drawn.count('class="over"') == 2
 
 
 def test_laws_of_many_implementations_stand_in_several_tables() -> None:
     reports = [
-        ImplementationReport(f"k{n}", f"k:{n}", "moe" if n == 3 else "merge_state", laws=[
-            LawReport("parity", judged=3, passing_ratio=0.999),
-            LawReport("soak", judged=0, unsupported=2)][: 1 + n % 2])
+        ImplementationReport(
+            f"k{n}",
+            f"k:{n}",
+            "moe" if n == 3 else "merge_state",
+            laws=[
+                LawReport("parity", judged=3, passing_ratio=0.999),
+                LawReport("soak", judged=0, unsupported=2),
+            ][: 1 + n % 2],
+        )
         for n in range(12)
-    ]  # fmt: skip
+    ]
     first, second, other = heat(reports)
     assert (len(first.names), len(second.names), other.names) == (6, 5, ("k3",))
     (parity, cells), (soak, others) = first.rows

@@ -146,8 +146,11 @@ def test_what_was_not_run_is_counted_by_its_code() -> None:
     )
     assert ("ended", "") in [reason for _, reason in not_run(summary(*reports, ended="time"))]
     assert refused(reports) == [
-        ("package", "b200-tools"), ("rules", ""), ("rules", ""), ("device", "a GPU")
-    ]  # fmt: skip
+        ("package", "b200-tools"),
+        ("rules", ""),
+        ("rules", ""),
+        ("device", "a GPU"),
+    ]
 
 
 def test_a_law_that_judged_nothing_has_its_reason() -> None:

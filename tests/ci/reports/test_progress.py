@@ -187,9 +187,11 @@ class Terminal(io.StringIO):
     ],
 )
 def test_a_block_needs_a_terminal(
-    stream: type[io.StringIO], variables: dict[str, str], block: bool,
+    stream: type[io.StringIO],
+    variables: dict[str, str],
+    block: bool,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():

@@ -232,8 +232,10 @@ def test_findings_with_one_cause_are_shown_as_one(monkeypatch: pytest.MonkeyPatc
     assert ended.sentence.startswith("NOT CONFORMING: 2 new findings, 0 known")
     one, other = to_json(ended)["findings"]
     assert (one["law"], one["laws"], other["laws"]) == (
-        "parity", ["parity", "well_formed"], ["soak"]
-    )  # fmt: skip
+        "parity",
+        ["parity", "well_formed"],
+        ["soak"],
+    )
     assert one["cause"] == {"values": {}, "failing": 1, "passing": 0, "others": 0}
     text = printed(ended, monkeypatch)
     assert text.count("FAIL nan  mine  parity, well_formed") == 1

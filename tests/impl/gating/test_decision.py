@@ -151,8 +151,9 @@ def test_a_release_that_the_rules_do_not_know_is_unknown(version: str) -> None:
 def test_an_unknown_chip_is_named() -> None:
     decision = decide(FA2, Target(sm=104, flashinfer="0.6.7"), book=BOOK)
     assert (decision.status, "SM104 is a chip that the rules do not know" in decision.reason) == (
-        "unknown", True
-    )  # fmt: skip
+        "unknown",
+        True,
+    )
 
 
 def test_a_near_miss_says_which_condition_was_missed() -> None:

@@ -18,8 +18,10 @@ def test_the_required_modules_were_compiled_for_the_required_chips() -> None:
         for sm in (90, 100, 103, 120, 121):
             units = {r.unit for r in RECORDS if (r.flashinfer, r.sm) == (version, sm)}
             assert {
-                "decode-bf16-hd128", "prefill-fa2-bf16-hd128", "moe-cutlass-bf16-relu2"
-            } <= units  # fmt: skip
+                "decode-bf16-hd128",
+                "prefill-fa2-bf16-hd128",
+                "moe-cutlass-bf16-relu2",
+            } <= units
 
 
 @pytest.mark.parametrize(
@@ -36,8 +38,11 @@ def test_no_rule_allows_what_does_not_compile(record: CompiledUnit) -> None:
 
 
 def test_relu2_is_absent_at_0_6_7_and_there_at_0_7_2() -> None:
-    status = {r.flashinfer: r.status for r in RECORDS
-              if r.unit == "moe-cutlass-bf16-relu2" and r.sm == 121}  # fmt: skip
+    status = {
+        r.flashinfer: r.status
+        for r in RECORDS
+        if r.unit == "moe-cutlass-bf16-relu2" and r.sm == 121
+    }
     assert status == {"0.6.7": "incomplete", "0.7.2.post1": COMPILED}
 
 

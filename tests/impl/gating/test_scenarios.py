@@ -72,9 +72,12 @@ class TestHangOfTrtllmGenOnGB300:
     @pytest.mark.parametrize("phase", ["decode", "prefill", "mixed"])
     def test_refused_in_between(self, version: str, phase: str) -> None:
         decision = refused(
-            replace(self.feature, phase=phase), on(103, version),
-            "deadlock on SM103", "0.6.7.post2", rule="trtllm-gen-sm103-hang",
-        )  # fmt: skip
+            replace(self.feature, phase=phase),
+            on(103, version),
+            "deadlock on SM103",
+            "0.6.7.post2",
+            rule="trtllm-gen-sm103-hang",
+        )
         assert decision.alternatives[0].backend == "fa2"
         assert "flashinfer/issues/2939" in decision.source
 
@@ -100,9 +103,13 @@ class TestHangOfTrtllmGenOnGB300:
     def test_all_of_the_binaries(self, operation: str) -> None:
         latent = operation == "mla"
         feature = Feature(
-            operation, "trtllm-gen", phase="decode" if latent else "prefill", page_size=32,
-            head_dim_qk=576 if latent else 192, head_dim_vo=512 if latent else 128,
-        )  # fmt: skip
+            operation,
+            "trtllm-gen",
+            phase="decode" if latent else "prefill",
+            page_size=32,
+            head_dim_qk=576 if latent else 192,
+            head_dim_vo=512 if latent else 128,
+        )
         supported(feature, on(103, "0.6.6"))
         refused(feature, on(103, "0.6.7"), "deadlock")
         supported(feature, on(103, "0.6.7.post2"))
@@ -159,9 +166,12 @@ class TestHeadDim512:
             self.feature, backend="trtllm-gen", q_dtype=FP8, kv_dtype=FP8, kv_storage="uint8"
         )
         decision = refused(
-            feature, on(sm, "0.6.11.post3"), "NVFP4", ".view(torch.float8_e4m3fn)",
+            feature,
+            on(sm, "0.6.11.post3"),
+            "NVFP4",
+            ".view(torch.float8_e4m3fn)",
             rule="fp8-stored-as-uint8",
-        )  # fmt: skip
+        )
         assert decision.alternatives[0] == replace(feature, kv_storage="")
         supported(replace(feature, kv_storage=""), on(sm, "0.6.11.post3"))
 
@@ -495,8 +505,16 @@ class TestSeveralQueryTokensADecode:
         supported(window, on(90, "0.6.16"))
 
     def test_latent_attention(self) -> None:
-        latent = Feature("mla", "trtllm-gen", head_dim_qk=576, head_dim_vo=512, page_size=64,
-                         group_size=128, query_len=4, ragged_queries=True)  # fmt: skip
+        latent = Feature(
+            "mla",
+            "trtllm-gen",
+            head_dim_qk=576,
+            head_dim_vo=512,
+            page_size=64,
+            group_size=128,
+            query_len=4,
+            ragged_queries=True,
+        )
         rule = "mla-trtllm-gen-ragged-queries-before-0.6.14"
         refused(latent, on(100, "0.6.13"), rule=rule)
         supported(latent, on(100, "0.6.14"))

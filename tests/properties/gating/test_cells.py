@@ -38,8 +38,15 @@ def cells(name: str, flashinfer: str) -> list[Cell]:
         return [found.refusal(each, target, without_rules=[EVERY_RULE]) for each in problems]
 
     book = load_rules()
-    return cells_of(found.operation, found.backend_on(target), target, book, probe,
-                    decodes=found.decodes, ruled_as=found.ruled_as)  # fmt: skip
+    return cells_of(
+        found.operation,
+        found.backend_on(target),
+        target,
+        book,
+        probe,
+        decodes=found.decodes,
+        ruled_as=found.ruled_as,
+    )
 
 
 def test_every_implementation_with_a_backend_has_cells() -> None:
@@ -88,8 +95,13 @@ def test_a_rule_about_two_things_at_once_has_its_cell() -> None:
     assert new["fa3-fp8-soft-cap-ignored"].called == ("wrong",)
     assert old["fa3-paged-192-128"].called == new["fa3-paged-192-128"].called == ("raises",)
     fa2 = {rule for cell in cells("flashinfer-prefill-fa2", "0.7.2.post1") for rule in cell.rules}
-    assert {"fa2-sinks-ignored", "fa2-fp8-kv-head-dim-192", "fa2-head-dim-192-is-192-128",
-            "fa2-head-dims-equal-128", "fa2-head-dim-not-multiple-of-64"} <= fa2  # fmt: skip
+    assert {
+        "fa2-sinks-ignored",
+        "fa2-fp8-kv-head-dim-192",
+        "fa2-head-dim-192-is-192-128",
+        "fa2-head-dims-equal-128",
+        "fa2-head-dim-not-multiple-of-64",
+    } <= fa2
 
 
 EARLY, LATE = RELEASES
@@ -149,8 +161,9 @@ def test_all_rules_that_refuse_a_call_are_named_and_a_mixed_batch_has_two_phases
     fp8: Any = {"q_dtype": "float8_e4m3fn", "kv_dtype": "float8_e4m3fn", "window": True}
     both = Feature(backend="fa3", phase="mixed", **fp8, soft_cap=True)
     assert {rule.id for rule in refusing(both, target)} == {
-        "fa3-fp8-window-hang", "fa3-fp8-soft-cap-ignored"
-    }  # fmt: skip
+        "fa3-fp8-window-hang",
+        "fa3-fp8-soft-cap-ignored",
+    }
     assert refusing(Feature(backend="fa3", phase="decode", **fp8), target) == ()
 
 

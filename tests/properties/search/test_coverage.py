@@ -102,9 +102,11 @@ def test_what_is_refused_whenever_it_is_drawn_is_not_claimed() -> None:
 
 def test_axes_that_modules_fix_are_reported_only() -> None:
     claimed = Axes(
-        "paged_attention", {"causal": (False, True), "kv_layout": ("NHD", "HND")}, 10_000,
+        "paged_attention",
+        {"causal": (False, True), "kv_layout": ("NHD", "HND")},
+        10_000,
         restrictions=({"kv_layout": ("NHD",)}, {"kv_layout": ("HND",)}),
-    )  # fmt: skip
+    )
     due = judged(*map(attention, range(1, 70)), attention(1, causal=True))
     found = covered(claimed, LAWS[:1], [due], {})
     assert found.unseen == {"kv_layout": ("HND",)}
@@ -174,9 +176,15 @@ def test_values_of_models_are_counted_and_those_of_many_families_are_asked_for()
 def test_values_of_routers_and_experts_are_counted_too() -> None:
     claimed = Axes("route", all_axes("route"), 400_000)
     deepseek = RouteProblem(
-        num_tokens=2, num_experts=256, top_k=8, num_groups=8, topk_groups=4, bias=True,
-        method="deepseek_v3", scaling_factor=2.5,
-    )  # fmt: skip
+        num_tokens=2,
+        num_experts=256,
+        top_k=8,
+        num_groups=8,
+        topk_groups=4,
+        bias=True,
+        method="deepseek_v3",
+        scaling_factor=2.5,
+    )
     found = covered(claimed, LAWS[:1], [judged(deepseek)], {})
     assert found.real["num_experts"] == ("256",)
     assert found.real["groups"] == ("(8, 4)",)

@@ -152,8 +152,10 @@ class TestManyAtOnce:
         assert report.coverage.lengths["keys"]
         assert not law.problems  # they were counted, and cost memory
         assert (report.name, report.operation, report.judged) == (
-            "honest", "paged_attention", law.judged
-        )  # fmt: skip
+            "honest",
+            "paged_attention",
+            law.judged,
+        )
         assert "head_dims=(512, 512)" in report.refused
 
     def test_a_numeric_bug_is_shrunk_to_one_request(
@@ -161,8 +163,10 @@ class TestManyAtOnce:
     ) -> None:
         finding = only_finding(each["wrong_from_five"])
         assert (finding.law, finding.verdict.status, finding.verdict.kind) == (
-            "parity", "FAIL", "numeric"
-        )  # fmt: skip
+            "parity",
+            "FAIL",
+            "numeric",
+        )
         assert isinstance(finding.problem, AttentionProblem)
         assert finding.problem.query_lens == (1,)
         # Five keys are the smallest; a busy machine may run out of time a little earlier.
@@ -230,8 +234,11 @@ class TestManyAtOnce:
     def test_all_of_it_is_counted_and_told(self, report: RunReport, notes: Notes) -> None:
         assert report.judged == sum(each.judged for each in report.implementations) == notes.count
         assert {finding.implementation for finding in report.findings} == {
-            "wrong-from-five", "broken", "stumbling", "rejects"
-        }  # fmt: skip
+            "wrong-from-five",
+            "broken",
+            "stumbling",
+            "rejects",
+        }
         assert report.unknown == report.findings
         assert not report.lost
         assert not report.interrupted
@@ -357,12 +364,17 @@ class TestLedger:
         case.write_text(json.dumps(about), encoding="utf-8")
         entries = tuple(
             Entry(
-                id=kind, implementation=f"two-faults-{kind}", where={"empty": ["some", "all"]},
-                status="CRASH" if kind == "RuntimeError" else "FAIL", kinds=(kind,), reason="r",
-                case=case, quarantine=True,
+                id=kind,
+                implementation=f"two-faults-{kind}",
+                where={"empty": ["some", "all"]},
+                status="CRASH" if kind == "RuntimeError" else "FAIL",
+                kinds=(kind,),
+                reason="r",
+                case=case,
+                quarantine=True,
             )
             for kind in TWO_FAULTS
-        )  # fmt: skip
+        )
         report = execute(
             *(f"two_faults_{kind}" for kind in TWO_FAULTS),
             laws=("parity", "well_formed"),

@@ -172,8 +172,10 @@ def test_a_hang_shrinks_to_the_exact_length_in_few_tries(tmp_path: Path) -> None
     _, *arguments = shlex.split(finding.replay)
     ended = subprocess.run(
         [sys.executable, "-m", "kernelproof", *arguments, "--deadline", "1"],
-        check=False, capture_output=True, text=True,
-    )  # fmt: skip
+        check=False,
+        capture_output=True,
+        text=True,
+    )
     assert ended.returncode == 1, ended.stderr
     assert ended.stdout.startswith("HANG run  ")
 
@@ -214,8 +216,10 @@ def test_a_failure_of_a_processs_first_calls_is_seen_again_in_a_fresh_one(tmp_pa
     _, *arguments = shlex.split(finding.replay)
     ended = subprocess.run(
         [sys.executable, "-m", "kernelproof", *arguments],
-        check=False, capture_output=True, text=True,
-    )  # fmt: skip
+        check=False,
+        capture_output=True,
+        text=True,
+    )
     assert ended.stdout.startswith("FAIL nondeterministic  "), ended.stderr
 
 
@@ -303,8 +307,14 @@ class _Interrupting(Progress):
 def test_what_was_learned_before_an_interrupt_is_reported() -> None:
     laws = ["parity", "well_formed", "merge_identity", "merge_union"]
     profile = replace(PROFILES["nightly"], explore=False)
-    report = run("merges", "wears_out", laws=laws, profile=replace(profile, problems=40),
-                 progress=_Interrupting(), jobs=1)  # fmt: skip
+    report = run(
+        "merges",
+        "wears_out",
+        laws=laws,
+        profile=replace(profile, problems=40),
+        progress=_Interrupting(),
+        jobs=1,
+    )
     assert report.interrupted
     assert report.judged > 0
     assert report.implementations[0].laws[0].law == "parity"

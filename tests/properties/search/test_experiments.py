@@ -277,8 +277,9 @@ def test_a_condition_that_few_failures_share_is_no_further_one() -> None:
 
 def test_a_condition_on_lengths_is_told_where_sizes_say_nothing() -> None:
     lengths = [((2,), (1,)), ((1,), (2,)), ((3,), (7,))]
-    several = [AttentionProblem(query_lens=t, seq_lens=s, seed=n)
-               for t, s in lengths for n in range(5)]  # fmt: skip
+    several = [
+        AttentionProblem(query_lens=t, seq_lens=s, seed=n) for t, s in lengths for n in range(5)
+    ]
     square = [AttentionProblem(query_lens=(n,), seq_lens=(n,)) for n in range(1, 16)]
     found = further_conditions({}, several, square, [*several, *square])
     assert found == {"unequal_lengths": True}
@@ -310,9 +311,7 @@ def test_the_number_of_problems_ends_experiments_and_not_the_clock() -> None:
 
     def experiments(candidate: Candidate) -> Experiments:
         law = find_law("parity")
-        return Experiments(
-            Mock(), candidate, {law.name: law}, law, TINY, 0, lambda: False
-        )  # fmt: skip
+        return Experiments(Mock(), candidate, {law.name: law}, law, TINY, 0, lambda: False)
 
     start = time.monotonic()
     assert experiments(fast)._deadline - start >= 4 * SHARE * TINY.shrink_seconds

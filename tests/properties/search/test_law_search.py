@@ -346,9 +346,14 @@ def at_edge(problem: AttentionProblem) -> Outcome:
 def told(report: LawReport) -> tuple[object, ...]:
     finding = report.finding
     return (
-        report.judged, report.unsupported, report.vacuous, report.flaky, report.ended,
-        report.error, finding and (finding.problem, finding.verdict),
-    )  # fmt: skip
+        report.judged,
+        report.unsupported,
+        report.vacuous,
+        report.flaky,
+        report.ended,
+        report.error,
+        finding and (finding.problem, finding.verdict),
+    )
 
 
 def honest(problem: AttentionProblem) -> Outcome:
@@ -543,8 +548,9 @@ class TestLawSearch:
         assert again.finding
         assert again.finding.problem == deadly.problem
         assert [each.page_size >= 16 for each in other.problems] == [
-            True, *[False] * (len(other.problems) - 1)
-        ]  # fmt: skip
+            True,
+            *[False] * (len(other.problems) - 1),
+        ]
         assert other.tasks == ["describe", "try"]  # in a fork: no process is lost
         # Of the first law: confirmed and judged last in a process of its own, shrunk in forks.
         shrunk = worker.tasks.count("try")

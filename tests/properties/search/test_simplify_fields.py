@@ -23,11 +23,25 @@ from kernelproof.reference import (
 )
 
 LARGE = AttentionProblem(
-    query_lens=(1, 7, 4), seq_lens=(5, 129, 80), num_kv_heads=4, group_size=3, head_dim_qk=64,
-    head_dim_vo=64, dtype="bfloat16", page_size=16, kv_layout="HND", page_order=3, causal=True,
-    window_left=40, logits_soft_cap=5.0, sinks=True, k_scale=2.0, regime="outlier_channels",
-    seed=77, request_ids=(3, 9, 4),
-)  # fmt: skip
+    query_lens=(1, 7, 4),
+    seq_lens=(5, 129, 80),
+    num_kv_heads=4,
+    group_size=3,
+    head_dim_qk=64,
+    head_dim_vo=64,
+    dtype="bfloat16",
+    page_size=16,
+    kv_layout="HND",
+    page_order=3,
+    causal=True,
+    window_left=40,
+    logits_soft_cap=5.0,
+    sinks=True,
+    k_scale=2.0,
+    regime="outlier_channels",
+    seed=77,
+    request_ids=(3, 9, 4),
+)
 
 
 def simplified(problem: Any, fails: Callable[[Any], bool], tries: int = 400) -> tuple[Any, int]:  # noqa: ANN401  any problem
@@ -92,9 +106,15 @@ def test_it_ends_with_its_budget_and_is_the_same_each_time(most: int) -> None:
 
 def test_experts_are_simplified_too() -> None:
     problem = MoEProblem(
-        num_tokens=90, hidden=256, inter=128, num_experts=16, top_k=4, biases=True, seed=5,
+        num_tokens=90,
+        hidden=256,
+        inter=128,
+        num_experts=16,
+        top_k=4,
+        biases=True,
+        seed=5,
         routed_scaling_factor=2.5,
-    )  # fmt: skip
+    )
     found, _ = simplified(problem, lambda p: p.num_tokens >= 17 and p.biases)
     assert found == MoEProblem(num_tokens=17, biases=True)
     batched = BatchedMoEProblem(counts=(3, 40, 0, 12), most_rows=64)
