@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 import re
 import subprocess
@@ -22,6 +23,7 @@ else:
     import tomli as tomllib
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 TOP_LEVEL = {
@@ -47,6 +49,16 @@ TOP_LEVEL = {
 
 MOST_MODULES = 25
 """Most modules of one folder of the package, besides its __init__.py."""
+FEWEST_LINES = 40
+"""Lines below which a module with a single importer belongs into that importer."""
+
+CONTINUES = re.compile(
+    r"(that|of|by|whose|from|in|as|with|to|for|is|are|was|has|at|on|and|or|than|under|after|if|when)\b"
+)
+"""Beginnings of a description that only goes on from its name."""
+UNNAMED = re.compile(r"(Of|By|Where|From|Whose|Stands|That|Which|In|As|At|With|To|For|How)\b")
+"""Beginnings of a constant's docstring that cannot be read without its name."""
+
 # What a worker process loads, and what no such process may pay for or be changed by.
 IN_THE_WORKER = ["isolation.workers", "isolation.worker_main", "laws", "worker.tasks"]
 NOT_IN_THE_WORKER = {"click", "hypothesis", "pytest", "rich"}
@@ -96,6 +108,75 @@ def test_no_folder_holds_more_modules_than_one_can_know(
         folder = repository.joinpath(*name.split(".")[1:])
         modules = [file for file in folder.glob("*.py") if file.name != "__init__.py"]
         assert len(modules) <= MOST_MODULES, folder.relative_to(repository)
+
+
+def test_no_fragment_stands_alone(repository: Path, project: dict[str, Any]) -> None:
+    modules = {
+        ".".join(file.relative_to(repository).with_suffix("").parts): file
+        for name in project["tool"]["setuptools"]["packages"]
+        for file in repository.joinpath(*name.split(".")[1:]).glob("*.py")
+        if not file.name.startswith("__")
+    }
+    importers: dict[str, set[Path]] = {name: set() for name in modules}
+    for name in project["tool"]["setuptools"]["packages"]:
+        for file in repository.joinpath(*name.split(".")[1:]).glob("*.py"):
+            for imported in imports_of(file, repository) & modules.keys():
+                importers[imported].add(file)
+    fragments = [
+        name
+        for name, file in modules.items()
+        if len(file.read_text().splitlines()) < FEWEST_LINES and len(importers[name]) == 1
+    ]
+    assert not fragments
+
+
+def imports_of(file: Path, repository: Path) -> set[str]:
+    """Return the modules that a file's relative imports may name, by their dotted paths."""
+    package = file.relative_to(repository).parent.parts
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package[: len(package) - node.level + 1]
+            base += tuple(node.module.split(".")) if node.module else ()
+            found |= {".".join(base), *(".".join((*base, each.name)) for each in node.names)}
+    return found
+
+
+def test_descriptions_can_be_read_without_their_names(
+    repository: Path, project: dict[str, Any]
+) -> None:
+    """An argument's description is a phrase of its own, and so is a constant's docstring."""
+    wrong = []
+    for name in project["tool"]["setuptools"]["packages"]:
+        for file in repository.joinpath(*name.split(".")[1:]).glob("*.py"):
+            tree = ast.parse(file.read_text())
+            where = file.relative_to(repository)
+            wrong += [f"{where}: {each}" for each in described(tree) if CONTINUES.match(each)]
+            wrong += [f"{where}: {each}" for each in constants(tree) if UNNAMED.match(each)]
+    assert not wrong
+
+
+def described(tree: ast.Module) -> Iterator[str]:
+    """Yield the descriptions of the arguments and attributes that docstrings list."""
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
+            continue
+        lines = (ast.get_docstring(node) or "").splitlines()
+        listed = False
+        for line in lines:
+            if line and not line.startswith(" "):
+                listed = line in {"Args:", "Attributes:"}
+            elif listed and (found := re.match(r"    [\w*`][\w*`, .]*?: (.*)", line)):
+                yield found[1]
+
+
+def constants(tree: ast.Module) -> Iterator[str]:
+    """Yield the docstrings of assignments in modules and classes."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef)):
+            for one, other in itertools.pairwise(node.body):
+                if isinstance(one, (ast.Assign, ast.AnnAssign)) and isinstance(other, ast.Expr):
+                    yield str(getattr(other.value, "value", ""))
 
 
 def test_make_goes_on_after_a_fault_that_is_found(repository: Path, tmp_path: Path) -> None:

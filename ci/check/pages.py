@@ -2,16 +2,105 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 
 import click
 
+from ...properties.findings.ledger import Entry, load_ledger
 from ..support.rendering import support_matrix
-from .command_book import command_book
 from .field_book import field_book
-from .law_book import law_book
-from .ledger_book import ledger_book
+from .law_book import issue_link, law_book
+
+COMMANDS = """\
+# Commands
+
+For whoever looks up an option: the help of every command, as `kernelproof COMMAND --help` prints
+it. [Reading a report](reports.md) explains what a run prints, [fields](fields.md) what `--only`
+takes. Written by `kernelproof list --markdown commands.md`.
+
+## Completion in the shell
+
+Commands, options, implementations, laws, operations and the values of `support` are completed. For
+bash, in `~/.bashrc`:
+
+```bash
+eval "$(_KERNELPROOF_COMPLETE=bash_source kernelproof)"
+```
+
+`zsh_source` does the same in `~/.zshrc`. For fish,
+`_KERNELPROOF_COMPLETE=fish_source kernelproof | source` goes into
+`~/.config/fish/completions/kernelproof.fish`.
+"""
+WIDTH = 96
+"""Columns of the help on this page."""
+KNOWN_FINDINGS = """\
+# Known findings
+
+For whoever wants to know what is wrong with a release of FlashInfer or of a serving engine: each
+entry of the ledger (`fixtures/ledger.toml`). [Findings](findings.md) says how to read and replay
+them. Written by `kernelproof list --markdown known-findings.md`.
+"""
+ANY = "any release"
+"""Heading of the entries that name no release."""
+
+
+def command_book() -> str:
+    """Return the page of commands as Markdown; a command of the group must be running."""
+    return "\n".join([COMMANDS, *_helps(click.get_current_context().find_root().command)])
+
+
+def _helps(command: click.Command, parent: click.Context | None = None) -> list[str]:
+    """Return the help of a command, and of those below it."""
+    context = click.Context(
+        command,
+        info_name=command.name if parent else "kernelproof",
+        parent=parent,
+        terminal_width=WIDTH,
+        **command.context_settings,
+    )
+    lines = [f"## {context.command_path}", "", "```text", command.get_help(context), "```", ""]
+    for each in getattr(command, "commands", {}).values():
+        if not each.hidden:
+            lines += _helps(each, context)
+    return lines
+
+
+def ledger_book() -> str:
+    """Return the page of known findings, by the distribution that each names first."""
+    lines = [KNOWN_FINDINGS]
+    entries = sorted(load_ledger().entries, key=_named_first)  # stable: the ledger's order
+    for distribution, group in groupby(entries, key=_named_first):
+        lines += [f"## {distribution}", ""]
+        for entry in group:
+            lines += _section(entry)
+    return "\n".join(lines)
+
+
+def _named_first(entry: Entry) -> str:
+    return next(iter(entry.versions), ANY)
+
+
+def _section(entry: Entry) -> Iterator[str]:
+    yield from (f"### {entry.id}", "", " ".join(entry.reason.split()), "")
+    names = ", ".join(f"`{name}`" for name in (entry.implementation, *entry.siblings))
+    yield f"- {' '.join((entry.status, *entry.kinds))} of {names}"
+    if conditions := _conditions(entry):
+        yield f"- Where: {conditions}"
+    if entry.issue:
+        yield f"- Reported: {issue_link(entry.issue)}"
+    if entry.case is not None:
+        yield f"- Replay: `kernelproof replay {entry.case.name}`"
+    yield ""
+
+
+def _conditions(entry: Entry) -> str:
+    said = [f"{name} {specifier}" for name, specifier in entry.versions.items()]
+    said += [entry.device] if entry.device else []
+    said += [", ".join(f"SM{chip}" for chip in entry.sm)] if entry.sm else []
+    return "; ".join(said)
+
 
 PAGES: Mapping[str, Callable[[], str]] = {
     "law-book.md": law_book,
