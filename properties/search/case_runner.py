@@ -75,6 +75,8 @@ class CaseRunner:
             hurried: a HANG or a CRASH is expected: see ``DeadlineModel.of``, and on a CPU the
                 worker judges in a fork, for which no other process must be started.
         """
+        # A second verdict is not remembered: the first one decides what is drawn next, and a search
+        # must not depend on how often a failure was looked into.
         if again:
             return self._judge_now(problem, hurried=hurried)
         if problem.id not in self.verdicts:
@@ -114,6 +116,7 @@ class CaseRunner:
         """Ask about a problem, unless that was done before, and do not wait."""
         if any(holds(problem, values) for values in self.avoided):
             return
+        # Hypothesis repeats itself; small spaces are exhausted within some rounds.
         if problem.id not in self.verdicts and problem.id not in self._asked:
             self._asked[problem.id] = problem
             deadlines = self.candidate.deadlines_of(self.law, problem)
@@ -179,6 +182,8 @@ class CaseRunner:
 
     def _abandon(self) -> None:
         """Have the worker end what it was asked ahead; nothing of it is counted."""
+        # Each answer is waited for, since the process must be idle before it is asked again; a
+        # death among them still costs a probe of the device.
         while self._worker.busy:
             problem, outcome = self._answer()
             if outcome.died:

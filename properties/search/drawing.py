@@ -161,6 +161,8 @@ class Search:
         yield from self._rounds()
 
     def _rounds(self) -> Iterator[Problem]:
+        # A round is drawn again from its start after each suspect: Hypothesis's state cannot be
+        # resumed. Verdicts are remembered, so that walking through it costs only the draws.
         for number in range(most_rounds(self._options.problems)):
             self._round = number
             while True:
@@ -283,6 +285,7 @@ class Search:
             self._take()
 
     def _take(self) -> None:
+        # The first one stays: what was asked behind a failure is abandoned.
         self._suspect = self._runner.take() or self._suspect
 
     def _take_all(self) -> None:
@@ -292,6 +295,7 @@ class Search:
     def _spent(self, more: int = 0) -> bool:
         """Whether the law has had its problems, if ``more`` were judged or had nothing to judge."""
         judged = self._runner.report.judged - self._judged_before
+        # Counted from when drawing began: stored and shared problems come on top of the plan.
         most = max(1.0, self._share * self._options.problems)
         # Nothing to judge, time and again: the law says nothing about this implementation.
         idle = self._idle - self._idle_before + more

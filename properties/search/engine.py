@@ -398,6 +398,8 @@ class Run:
         if candidate.smallest and self.plan.first_only:
             return LawReport(law.name)
         if candidate.smallest and not self.plan.shrink_all:
+            # Once an implementation has failed, each further law costs little: what it could add
+            # are other faults.
             fewer = min(options.problems, LATER_PROBLEMS)
             options = replace(options, shrink=False, problems=fewer, longest=False)
         return self._search(worker, candidate, law, options)

@@ -115,6 +115,8 @@ class LawSearch:
 
     def _fails_as_others(self) -> bool:
         """Try the smallest problems of other laws; whether one of them is this law's finding."""
+        # Laws of one implementation fail for the same fault most of the time. Its smallest problem
+        # is tried before anything is drawn: one call where a search would take seconds.
         for deadly in [each for each in self._candidate.deadly if each.shrunk]:
             verdict = self._runner.judge(deadly.problem, hurried=True)
             if deadly.is_seen_in(deadly.problem, verdict):
@@ -223,6 +225,8 @@ class LawSearch:
             return
         seconds = self._options.profile.shrink_seconds
         self._shrink = Shrink(self._runner, failure, seconds, self._stopped)
+        # Announced at once, not when it is shrunk: laws beside this one would otherwise each lose
+        # processes to the same hang.
         if failure.costly and failure.verdict.status in ("HANG", "CRASH"):
             place = place_of(self._candidate, failure.verdict)
             self._deadly = Deadly(problem, failure.verdict, place=place)
@@ -284,6 +288,7 @@ class LawSearch:
 
     def _of_smallest(self, shrink: Shrink) -> Finding:
         problem, verdict = shrink.smallest.problem, shrink.smallest.verdict
+        # A HANG or a crash was judged in a fresh process by its confirmation.
         if self._runner.always_fresh or (self._options.confirm and verdict.status == "FAIL"):
             verdict = self._confirmation.in_fresh_process(shrink.smallest)
         if (deadly := self._deadly) is None:

@@ -107,6 +107,8 @@ class ModulePlan:
             minutes: the minutes of one core that it says that one of them takes.
             compilers: the compilers that the building of one of them keeps busy.
         """
+        # Whoever surveys first would otherwise take the minutes of all: choosing waits until the
+        # wishes of all, or of those that came in time, can be weighed together.
         wish = _Wish(report, selection, minutes, compilers, Chosen([*selection.chosen]))
         with self._changed:
             self._wishes.append(wish)

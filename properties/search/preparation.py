@@ -222,6 +222,7 @@ def prepare(
         return found.timed(())
     # With others, the choice waits until all are known: what exists can be judged before.
     several = begun is not None and len(setting.plan.implementations) > 1
+    # The modules that exist on disk keep the processors busy until the slowest survey is over.
     ready = found.selection.ready() if several else []
     found.selection.take(ready)
     early = found.begin(ready, begun)
@@ -244,6 +245,8 @@ def prepare(
     if early is None:
         return found.timed(modules)
     early.deadlines.compile_seconds = _compile_seconds(modules)
+    # Costs were measured with the first module; they are not measured again for the others, so that
+    # both searches draw alike.
     address, axes = _restricted(found.address, early.axes, modules)
     return replace(early, address=address, axes=axes)
 

@@ -101,7 +101,10 @@ class PriorityExecutor:
         first = min(self._queue, key=lambda each: each.rank)
         mine = self._owners.setdefault(threading.get_ident(), set())
         known = set().union(*self._owners.values())
+        # Affinity within limits: a worker that has loaded an implementation judges it sooner, but
+        # work more than LEAD ranks behind must not overtake what everybody waits for.
         own = [q for q in self._queue if q.owner in mine and q.rank <= first.rank + LEAD]
+        # No thread has loaded these yet, so that none loses an advantage by it.
         new = [q for q in self._queue if q.owner not in known and q.rank == first.rank]
         return min(own or new or [first], key=lambda each: each.rank)
 
@@ -128,6 +131,8 @@ class FairQueue(Generic[T]):
         owners = [owner for owner, items in self._items.items() if items]
         if not owners:
             return None
+        # The number at work comes first: seconds are known only of what has ended, and a hang would
+        # not count until its deadline.
         owner = min(owners, key=lambda each: (self._at_work[each], self._seconds[each]))
         self._at_work[owner] += 1
         return owner, heapq.heappop(self._items[owner])[2]

@@ -167,6 +167,8 @@ class Scheduler:
         """
         with self._asking, self._beside, self.pool:
             try:
+                # Polled: a signal's handler sets a field and wakes nobody, as it may not take a
+                # lock.
                 while not self.ending.due:
                     if not self._pending:
                         idle()

@@ -41,6 +41,7 @@ class ShrinkBudget:
     def __init__(self, runner: CaseRunner, seconds: float, *, costly: bool) -> None:
         self.begun = time.monotonic()
         self._runner, self._seconds, self._costly = runner, seconds, costly
+        # The runner counts for the whole law; what shrinking cost is the difference.
         self._attempts, self._deaths = runner.attempts, runner.deaths
         self._passed = len(runner.passed)
         self._until = 0.0
@@ -96,6 +97,8 @@ class Shrink:
 
     def fails(self, problem: Problem) -> bool:
         """Whether a problem fails as the first one did; False too once the budget is spent."""
+        # A verdict that is known costs nothing, so it is given after the budget too: Hypothesis,
+        # which replays its examples, would call a changed answer flaky.
         if problem.id not in self._runner.verdicts and (self.budget.spent() or self._stopped()):
             return False
         # The smallest is confirmed with the full deadline.
@@ -133,6 +136,7 @@ class Shrink:
     def _is_fault(self, problem: Problem, fault: Verdict) -> bool:
         """Whether a problem fails by this fault; if not, the smallest stays what it was."""
         before, axes = self.smallest, self._runner.candidate.axes
+        # Simplest values may lie outside of a restricted space, such as that of ``--only``.
         if not keeps(axes, problem, before.problem):
             return False
         if self.fails(problem) and _alike(self.smallest.verdict, fault):

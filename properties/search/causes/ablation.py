@@ -84,12 +84,16 @@ def needs_of(problem: Problem, axes: Axes, fails: Fails) -> Needs:
     In few keys most windows and masks hide nothing, and more keys may show another fault: they tell
     of a field where they fail for what the problem fails for, which the fields in use decide.
     """
+    # One value at a time: pairs would be quadratic. Where either of two values suffices, the problem
+    # fails without each, and neither seems necessary.
     simplest, longer = fields_when_unused(problem, axes), _longer(problem, axes, fails)
     found: dict[str, tuple[frozenset[Any], frozenset[Any]]] = {}
     names = names_of(problem)
     used = [name for name in names if getattr(problem, name) != simplest.get(name, ...)]
     used = [name for name in used if name in simplest]
     for name in used:
+        # Only a problem that passes without the value tells: where it cannot be judged, nothing is
+        # known.
         apart = without(problem, name, simplest)
         if apart is not None and fails(apart) is False:
             alike = [problem, *(base for base in longer if _fails_for(name, base, simplest, fails))]
@@ -262,6 +266,8 @@ def _structure(
     Those that a changed batch lacks which still fails are none. Of the others, the first ones are
     taken without which a changed batch passes.
     """
+    # First what still fails without a condition clears it, then each passing batch must lack one of
+    # those that are left; the last loop drops those that a later one has made superfluous.
     possible = conditions_of(problem)
     passed: list[Problem] = []
     for changed in [*bases[1:], *_changed(problem, axes)]:
@@ -311,6 +317,7 @@ def _changed(problem: Problem, axes: Axes) -> Iterator[Problem]:
     if not isinstance(problem, AttentionProblem):
         return
     pairs = list(zip(problem.query_lens, problem.seq_lens, strict=True))
+    # One more request of any shape, then each one left out.
     changed = [[*pairs, (2, 5)]]
     if len(pairs) > 1:
         changed += [pairs[:i] + pairs[i + 1 :] for i in range(len(pairs))]

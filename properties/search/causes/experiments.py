@@ -88,6 +88,8 @@ class Experiments:
         self._profile, self._seed, self._stopped = profile, seed, stopped
         self._runners: dict[str, CaseRunner] = {}
         share = SHARE * max(1.0, PATIENCE * candidate.cost.problems)
+        # Two limits: the number of calls makes runs on a quiet machine reproducible, the clock
+        # protects a busy one.
         self._deadline = time.monotonic() + share * profile.shrink_seconds
         self._calls = round(CALLS * candidate.cost.problems)
         self._deaths = 0
@@ -99,6 +101,9 @@ class Experiments:
         found = [each for each in report.findings if _may_be_examined(each)]
         self._runner(self._law).warm_up()
         self._look_at_findings(report, found)
+        # Three rounds, each with what the one before could not see: the laws' own problems, others
+        # drawn at random, and random ones on which the known needs are imposed, so that a second
+        # condition beside them shows.
         self._discover()
         drawn = self._draw()
         self._look_at(drawn)
@@ -122,6 +127,8 @@ class Experiments:
         deciding = [self._decides(fault) for fault in self._faults]
         if len(deciding) < 2 or all(deciding):  # noqa: PLR2004  several
             return True
+        # Some decide and some do not: a report would name causes of unequal worth. None is named
+        # then.
         if any(deciding) or self._over():
             return False
         return self._take_for_one()
@@ -133,6 +140,7 @@ class Experiments:
         failing = [p for each in found for p in _problems_of(each)]
         if own is not None:
             judged = sorted(own.problems.values(), key=lambda each: each.problem.work)
+            # The smallest first: they have the fewest values beside those that they need.
             failing += [each.problem for each in judged if each.status == "FAIL"][:MOST_OF_LAW]
             for each in judged:
                 if each.status == "PASS" and not each.vacuous:
@@ -143,6 +151,8 @@ class Experiments:
         candidate = self._candidate
         count = max(1, round(DRAWN * candidate.cost.problems))
         seed = seed_of_round(0, "causes", candidate.own_name, self._seed)
+        # What is learned here is a share of passing problems, for which number counts and size does
+        # not.
         axes = replace(candidate.axes, max_work=min(candidate.axes.max_work, SMALL))
         return draw_problems(axes, self._profile, seed, count)
 
@@ -234,6 +244,8 @@ class Experiments:
             ]
             if not left:
                 return
+            # A small problem has few values that could be its cause; larger ones are then explained
+            # by what it needs, most of them without another experiment.
             smallest = min(left, key=lambda each: each.work)
             tried.add(smallest.id)
             self._explain(smallest)
@@ -252,6 +264,7 @@ class Experiments:
 
         simplify(problem, self._candidate.axes, fails, lambda: True)
         found = smallest[0]
+        # Shrinking may slip into a cause that is known already.
         if found is not problem and self._joins(found, self._answer(found) or ""):
             self._joins(problem, answer)
             return
@@ -259,6 +272,8 @@ class Experiments:
         verdict = self._verdict(found, self._law)
         if verdict is None or self._over():
             return
+        # Both symptoms: one fault may spoil ``out`` in the large problem and ``lse`` in the small
+        # one.
         new = Fault(found, verdict, needs, {symptom(verdict), answer})
         same = next((each for each in self._faults if alike(each, new)), None)
         if same is None:
@@ -309,6 +324,7 @@ class Experiments:
         An error near its bound fails in some problems and passes in others, whatever their values:
         what looks like several causes is one.
         """
+        # Only where all fail alike, as an error near its bound does.
         first, *others = self._faults
         if not first.symptoms.intersection(*(other.symptoms for other in others)):
             return False
@@ -338,6 +354,8 @@ class Experiments:
         full: what each of these needs beside the order is how it shows. Other options beside it
         are faults of their own.
         """
+        # Latest first: it was found in what the earlier ones did not explain, and rests on fewer
+        # problems.
         for fault in reversed([*self._faults]):
             if self._share_alone(fault) >= STANDS:
                 continue
@@ -402,6 +420,9 @@ class Experiments:
                 ),
                 None,
             )
+        # From the surest evidence to the least: the law names an option itself; its compared calls
+        # differ in one; its problems fail as a known cause does; and last, experiments under the
+        # law.
         if (named := self._ignored_by(finding)) is not None:
             return named
         if (changed := self._changed_by(finding)) is not None:

@@ -135,6 +135,8 @@ def alike(one: Fault, other: Fault) -> bool:
     mine, others = one.needs.fields.keys(), other.needs.fields.keys()
     if not mine and not others:
         return one.needs.structure.keys() == other.needs.structure.keys()
+    # Subsets count only with a common symptom, else a fault of windows would swallow one of windows
+    # beside sinks.
     within = bool(one.symptoms & other.symptoms) and (mine <= others or others <= mine)
     return bool(mine & others - VISIBLE) and (within or mine ^ others <= VISIBLE)
 
@@ -152,6 +154,7 @@ def share_option(one: Fault, other: Fault) -> bool:
 
 def merge(one: Fault, other: Fault) -> None:
     """Take what both causes need for what one of them does."""
+    # What only one of them needs was a circumstance.
     both = one.needs.fields.keys() & other.needs.fields.keys()
     fields = {name: one.needs.fields[name] | other.needs.fields[name] for name in both}
     passing = {
@@ -177,6 +180,7 @@ def is_certain(fault: Fault, fails: Fails) -> bool:
         fault: the cause.
         fails: whether a problem fails for this cause.
     """
+    # Other seeds change the values and nothing else of a problem.
     repeated = sum(fails(each) is True for each in _reseeded(fault.problem))
     return repeated >= REPEATED and not any(
         fails(each) for changed in _lacking(fault) for each in _reseeded(changed)
