@@ -199,6 +199,12 @@ def bump_command(
     """
     refuse_shared_files()
     positional = baseline_named is None and candidate_named is None
+    if not positional and baseline is not None:
+        message = (
+            f"{baseline!r} stands beside --baseline or --candidate: give both releases as "
+            "arguments, BASELINE and then CANDIDATE"
+        )
+        raise click.UsageError(message)
     if not positional:
         baseline, candidate = baseline_named, candidate_named
     elif baseline_from and candidate is None:

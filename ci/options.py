@@ -40,8 +40,8 @@ VERBOSE = click.option(
     "-v",
     "--verbose",
     is_flag=True,
-    help="Print a line for each implementation, each known finding, and each thing that was "
-    "not run, with the reason.",
+    help="Print all in full: each implementation, each finding, known ones too, and each thing "
+    "that was not run, with the reason.",
 )
 POLICY = click.option(
     "--policy",

@@ -1,1 +1,1 @@
-"""Benchmarks of the oracle, of the workers and of the Triton kernels: ``kernelproof bench``."""
+"""Timing kernels on a GPU beside those of other libraries: ``kernelproof bench``."""

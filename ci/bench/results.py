@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -112,17 +110,6 @@ def machine() -> dict[str, Cell]:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Have torch use this many threads inside a with block."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _plain(cell: Cell) -> str:

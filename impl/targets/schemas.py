@@ -6,6 +6,7 @@ knows only a pattern: that sentence is made here.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,8 +19,10 @@ from .capability import parse_capability
 from .data_files import Refusal
 
 T = TypeVar("T")
-STEP = re.compile(r"\.([\w-]+)|\[(\d+)\]|\[\.\.\.\]")
-"""One step of a place in msgspec's errors: a field, a position, any key."""
+ANY_KEY = "[...]"
+"""Any key in a place of msgspec's errors."""
+STEP = re.compile(r"\.([\w-]+)|\[(\d+)\]|\['(.*?)'\]|\[\.\.\.\]")
+"""One step of a place in msgspec's errors: a field, a position, a key, any key."""
 CHOICES: dict[str, tuple[str, ...]] = {}
 """The words that each pattern of `one_of` allows."""
 
@@ -68,7 +71,7 @@ def converted(data: object, kind: type[T], source: object, refusal: Refusal) -> 
     try:
         return msgspec.convert(data, kind, dec_hook=_parse)
     except msgspec.ValidationError as error:
-        message = f"{source}: {_sentence(data, str(error))}"
+        message = f"{source}: {_sentence(data, _with_keys(data, kind, str(error)))}"
         raise refusal(message) from error
 
 
@@ -88,6 +91,39 @@ def parse_chips(field: str, chips: Iterable[object]) -> tuple[int | None, ...]:
     return tuple(found)
 
 
+def _with_keys(data: Any, kind: type[Any], error: str) -> str:  # noqa: ANN401  of a file
+    """Return msgspec's sentence with the key that it means where it writes ``[...]``."""
+    message, found, place = error.rpartition(" - at ")
+    copied = copy.deepcopy(data)
+    while ANY_KEY in place:
+        before, _, after = place.partition(ANY_KEY)
+        value = copied
+        for name, number, key in STEP.findall(before):
+            value = value[int(number)] if number else value[name or key]
+        for each in [*value] if isinstance(value, dict) else ():
+            if _fails(copied, value, each, kind) == error:  # the same is wrong with this key alone
+                place = f"{before}['{each}']{after}"
+                break
+        else:
+            return error
+    return f"{message} - at {place}" if found else error
+
+
+def _fails(data: Any, table: dict[str, Any], key: str, kind: type[Any]) -> str:  # noqa: ANN401
+    """Return what is wrong with data one table of which has this key only."""
+    whole = dict(table)
+    table.clear()
+    table[key] = whole[key]
+    try:
+        msgspec.convert(data, kind, dec_hook=_parse)
+    except msgspec.ValidationError as error:
+        return str(error)
+    finally:
+        table.clear()
+        table.update(whole)
+    return ""
+
+
 def _sentence(data: Any, error: str) -> str:  # noqa: ANN401  of a file
     """Return msgspec's sentence after the entry's id, with words in place of patterns."""
     message, has_place, place = error.rpartition(" - at ")
@@ -95,7 +131,8 @@ def _sentence(data: Any, error: str) -> str:  # noqa: ANN401  of a file
         return error
     entry, values = "", [data]
     for step in STEP.finditer(place):
-        values = [inner for value in values for inner in _inside(value, *step.groups())]
+        name, number, key = step.groups()
+        values = [inner for value in values for inner in _inside(value, name or key, number)]
         ids = [each["id"] for each in values if isinstance(each, dict) and "id" in each]
         if len(values) == 1 and ids and isinstance(ids[0], str):
             entry = f"{ids[0]!r}: "

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kernelproof.ci.bench.results import Requirement, Results, Table, torch_threads
+from kernelproof.ci.bench.results import Requirement, Results, Table
 from kernelproof.impl.protocol import Implementation
 from kernelproof.properties.seeded.honest import bf16_probabilities, float32
 from kernelproof.properties.verdicts.comparison import within
@@ -20,6 +20,7 @@ from kernelproof.reference.oracle import bounded_attention
 from kernelproof.reference.problems import ATTENTION_REGIMES
 from kernelproof.reference.tensors.inputs import PagedAttentionInputs
 from kernelproof.reference.tensors.values import choose
+from kernelproof.tests.bench.times import torch_threads
 
 MEDIAN = (0.1, 0.6)
 """Between these lies the median worst share of an honest bfloat16 kernel on iid values."""

@@ -5,14 +5,24 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 
-from kernelproof.ci.bench.results import torch_threads
-
 Contenders = dict[str, Callable[[], torch.Tensor]]
 Times = Mapping[str, Sequence[float]]
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Have torch use this many threads inside a with block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def interleaved(

@@ -84,8 +84,8 @@ def needs_of(problem: Problem, axes: Axes, fails: Fails) -> Needs:
     In few keys most windows and masks hide nothing, and more keys may show another fault: they tell
     of a field where they fail for what the problem fails for, which the fields in use decide.
     """
-    # One value at a time: pairs would be quadratic. Where either of two values suffices, the problem
-    # fails without each, and neither seems necessary.
+    # One value at a time: pairs would be quadratic. Where either of two values suffices, the
+    # problem fails without each, and neither seems necessary.
     simplest, longer = fields_when_unused(problem, axes), _longer(problem, axes, fails)
     found: dict[str, tuple[frozenset[Any], frozenset[Any]]] = {}
     names = names_of(problem)

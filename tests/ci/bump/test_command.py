@@ -491,7 +491,7 @@ def test_a_policy_decides(here: Path) -> None:
         ),
         (
             "[actions]\nnew-failure = 'ignore'\n",
-            "Invalid value 'ignore' - at `$.actions[...]`; known: block, condition",
+            "Invalid value 'ignore' - at `$.actions['new-failure']`; known: block, condition",
         ),
         ("[limits]\nslower = 0.5\n", "Expected `float` > 1.0 - at `$.limits.slower`"),
         ("[[accept]]\nfinding = '*'\n", "missing required field `reason` - at `$.accept[0]`"),
@@ -558,6 +558,7 @@ def test_a_candidate_that_hangs_on_import_is_a_finding(
     [
         (["--baseline", "old"], "the candidate is missing"),
         (["--candidate", "new"], "the baseline is missing"),
+        (["x", "--baseline", "a", "--candidate", "b"], "'x' stands beside --baseline"),
         (["--sm", "90"], "No such option"),
         (["--baseline", "a", "--candidate", "b", "--gating"], "No such option"),
         (["--baseline", "a", "--candidate", "b", "--unit", "xqa"], "--unit goes with --compile"),

@@ -49,7 +49,7 @@ def small() -> dict[str, Any]:
         (
             "policy.actions.new-failure",
             "ignore",
-            "Invalid value 'ignore' - at `$.policy.actions[...]`",
+            "Invalid value 'ignore' - at `$.policy.actions['new-failure']`",
         ),
         ("machines", [1], "Expected `object`, got `int` - at `$.machines[0]`"),
         ("machines.0.judged", "many", "Expected `int`, got `str` - at `$.machines[0].judged`"),
@@ -72,7 +72,7 @@ def small() -> dict[str, Any]:
         (
             "machines.0.versions.baseline.torch",
             2,
-            "Expected `str | null`, got `int` - at `$.machines[0].versions[...][...]`",
+            "Expected `str | null`, got `int` - at `$.machines[0].versions['baseline']['torch']`",
         ),
         ("failures", [None], "Expected `str`, got `null` - at `$.failures[0]`"),
     ],

@@ -114,7 +114,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     ),
     (
         "[project.optional-dependencies]\ncuda = 'torch'",
-        "Expected `array`, got `str` - at `$.project.optional-dependencies[...]`",
+        "Expected `array`, got `str` - at `$.project.optional-dependencies['cuda']`",
     ),
 ])  # fmt: skip
 def test_a_project_of_another_shape_is_told(text: str, told: str, tmp_path: Path) -> None:

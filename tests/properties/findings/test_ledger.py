@@ -196,7 +196,7 @@ class TestReading:
             (
                 "versions",
                 "versions = { torch = 2 }",
-                "Expected `str`, got `int` - at `$.finding[0].versions[...]`",
+                "Expected `str`, got `int` - at `$.finding[0].versions['torch']`",
             ),
             ("device", 'device = "gpu"', "Invalid value 'gpu' - at `$.finding[0].device`"),
             ("sm", "sm = 90", "Expected `array`, got `int` - at `$.finding[0].sm`"),

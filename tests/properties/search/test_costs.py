@@ -52,7 +52,7 @@ def test_what_builds_took_is_read_back_and_others_stay(
     assert not capsys.readouterr().err
     builds_file(tmp_path).write_text('{"schema": "kernelproof-builds-1", "minutes": {"fa2 a": 0}}')
     assert read_builds(tmp_path) == {}
-    assert "Expected `float` > 0.0 - at `$.minutes[...]`" in capsys.readouterr().err
+    assert "Expected `float` > 0.0 - at `$.minutes['fa2 a']`" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_written_is_said(
@@ -70,26 +70,26 @@ def test_a_folder_that_cannot_be_written_is_said(
         ({"profile": "gate"}, "profile is 'gate', and this run's is 'tiny'"),
         ({"device": None}, "Expected `str`, got `null` - at `$.device`"),
         ({"costs": [1]}, "Expected `object`, got `array` - at `$.costs`"),
-        ({"costs": {"one": 3}}, "Expected `object`, got `int` - at `$.costs[...]`"),
+        ({"costs": {"one": 3}}, "Expected `object`, got `int` - at `$.costs['one']`"),
         (
             {"costs": {"one": {"problems": 1}}},
-            "Object missing required field `name` - at `$.costs[...]`",
+            "Object missing required field `name` - at `$.costs['one']`",
         ),
         (
             {"costs": {"one": {**GIVEN, "problems": 0}}},
-            "Expected `float` > 0.0 - at `$.costs[...].problems`",
+            "Expected `float` > 0.0 - at `$.costs['one'].problems`",
         ),
         (
             {"costs": {"one": {**GIVEN, "problems": 1.5}}},
-            "Expected `float` <= 1.0 - at `$.costs[...].problems`",
+            "Expected `float` <= 1.0 - at `$.costs['one'].problems`",
         ),
         (
             {"costs": {"one": {**GIVEN, "max_work": True}}},
-            "Expected `int`, got `bool` - at `$.costs[...].max_work`",
+            "Expected `int`, got `bool` - at `$.costs['one'].max_work`",
         ),
         (
             {"costs": {"one": {**GIVEN, "work": 1}}},
-            "Object contains unknown field `work` - at `$.costs[...]`",
+            "Object contains unknown field `work` - at `$.costs['one']`",
         ),
     ],
 )
