@@ -38,6 +38,7 @@ from ..search.candidate import Candidate, warm_up
 from ..search.costs import CostsError
 from ..search.examples import ExamplesError, examples_on, open_examples
 from ..search.law_search import LawSearch
+from ..search.module_plan import ModulePlan
 from ..search.plan import Plan, options_of, seconds_of
 from ..search.preparation import Setting, prepare
 from ..search.replays import replay
@@ -256,7 +257,10 @@ class Suite:
         """Prepare an implementation at its first item."""
         if surveyed.name not in self._prepared:
             report = ImplementationReport(surveyed.name, surveyed.reference)
-            candidate = prepare(self._setting, report, lambda: nullcontext(worker))
+            # By itself: modules are chosen alike whatever this process has judged before, and no
+            # implementation is waited for.
+            setting = replace(self._setting, together=ModulePlan(1))
+            candidate = prepare(setting, report, lambda: nullcontext(worker))
             self._prepared[surveyed.name] = report, candidate
             if candidate is not None:
                 self._choices.keep_cost(candidate)

@@ -21,7 +21,7 @@ class GatingBug:
     """A wrong decision.
 
     Attributes:
-        name: the name of what is done.
+        name: the name of the bug.
         apply: patches the code, or gives another book.
         model: the report that it is modelled on.
     """

@@ -11,6 +11,7 @@ from ...impl.gating import Feature
 from ...impl.gating.rules import CALLED
 from ..isolation.workers import Outcome
 from ..verdicts.verdict import Verdict
+from ..worker.requests import HarnessError
 from .cells import SUPPORTED, Cell
 
 RAISES, WRONG, CRASHES, HANGS, RIGHT = CALLED
@@ -140,7 +141,8 @@ class Tried:
 
     def fail(self, error: object) -> None:
         """Record why it could not be asked, or a failure of the suite itself; the first stays."""
-        self.error = self.error or str(error).strip().splitlines()[0]
+        said = str(error).strip() if isinstance(error, (str, HarnessError)) else repr(error)
+        self.error = self.error or (said or repr(error)).splitlines()[0]
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dictionary."""

@@ -103,12 +103,14 @@ class Examined:
         early: reports of the laws that were searched in its first module only.
         prepared: what can be searched of it; None before.
         ready: whether its preparation has ended, also where it can not be searched.
+        begun: whether it is searched in all of its modules, not in its first one only.
     """
 
     report: ImplementationReport
     early: list[LawReport] = field(default_factory=list)
     prepared: Prepared | None = None
     ready: bool = False
+    begun: bool = False
 
 
 class Run:
@@ -185,7 +187,7 @@ class Run:
     @property
     def candidates(self) -> dict[str, Candidate]:
         """What is known of each implementation that was prepared, by its name."""
-        prepared = [each.prepared for each in self._examined if each.ready and each.prepared]
+        prepared = [each.prepared for each in self._examined if each.begun and each.prepared]
         return {each.candidate.name: each.candidate for each in prepared}
 
     @property
@@ -265,6 +267,9 @@ class Run:
                     report, partial(self._begin_early, examined, candidate)
                 ),
             )
+        except DeviceLostError:
+            self.ending.stop()  # here: the thread that takes answers may be too late
+            raise
         finally:
             examined.ready = True
             self._setting.together.leave(report)
@@ -281,6 +286,7 @@ class Run:
         if candidate is None:
             self.progress.skipped(report)
             return
+        examined.begun = True
         stored: Sequence[Entry | Case] = ()
         if part is not None:
             candidate.smallest += part.learned.smallest

@@ -191,7 +191,7 @@ def rows_of(cuts: Sequence[Cut], ending: Ending) -> Iterator[dict[str, Any]]:
     for each in cuts:
         if each.code == DEAR:
             cost = build_cost(each.minutes, each.compilers)
-            within = f"--minutes {ending.minutes:g}"
+            within = f"--minutes {ending.minutes:g}" if ending.minutes else "the time of a run"
             why = f"{cost}, and both releases' must be compiled within {within}"
             yield {"what": f"{each.name}: its modules", "why": why}
     others = [each for each in cuts if each.code != DEAR]

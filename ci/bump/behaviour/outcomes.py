@@ -23,7 +23,6 @@ from ....properties.space.operations import simplify
 from ....properties.verdicts.contained import OUT_OF_MEMORY
 from ....properties.verdicts.text import compact, count_of
 from ....properties.verdicts.verdict import Verdict
-from ....properties.worker.requests import DeviceLostError, HarnessError
 from ....reference import Problem
 from ...releases.packages import FLASHINFER_PACKAGE
 from ..sides.ending import EndedError
@@ -147,7 +146,7 @@ def examine(compared: Sequence[Compared], context: Context) -> Examined:
             for found, lost in made:
                 findings += found
                 unwritten += lost
-        except (HarnessError, DeviceLostError) as early:  # what came before it is worth telling
+        except Exception as early:  # noqa: BLE001  what came before it is worth a report
             error = early
     return Examined(
         tuple(found for found, _ in looked),

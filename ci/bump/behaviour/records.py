@@ -214,7 +214,7 @@ class Comparison:
         findings: the findings in the order of the parts.
         features: the matrix of the report; None where it could not be made.
         engines: what was read of engines' sources, for the report.
-        compiled: records of modules that were compiled, see ``steps.compile_both``.
+        compiled: records of modules that were compiled, see ``compiled.compile_both``.
         compared: the comparisons by implementation.
         cuts: what the end of the comparison left out, by implementation.
         failures: sentences; a verdict needs what they are about.

@@ -238,11 +238,14 @@ def compare_behaviour(
             if speed:
                 started = time.monotonic()
                 ending.allot(1.0)
-                comparison = _with_speed(comparison, bench).timed(SPEED, started)
-                yield comparison.with_findings(
+                comparison, error = _with_speed(comparison, bench)
+                comparison = comparison.timed(SPEED, started).with_findings(
                     speed_findings(comparison.compared, limit, chips),
                     memory_findings(comparison.compared, chips),
                 )
+                yield comparison
+                if error is not None:
+                    raise error
         except (HarnessError, DeviceLostError) as error:
             yield comparison.failing(f"the comparison of behaviour ended early: {error}")
 
@@ -359,24 +362,28 @@ def _with_unusable(comparison: Comparison, found: Compared) -> Comparison:
     return comparison.failing(f"{found.name}: {why}")
 
 
-def _with_speed(comparison: Comparison, bench: Bench) -> Comparison:
-    """Time what there is time for; the rest is named."""
+def _with_speed(comparison: Comparison, bench: Bench) -> tuple[Comparison, Exception | None]:
+    """Time what there is time for; the rest is named, or else the error that ended it returned."""
     progress = bench.progress
     progress.tell("timing the same calls with both releases")
     progress.timed.expect(sum(each.runs == SIDES for each in comparison.compared))
     compared: list[Compared] = []
     untimed: list[str] = []
+    error: Exception | None = None
     for each in comparison.compared:
         speeds: list[dict[str, Any]] = []
-        if each.runs == SIDES:
+        if each.runs == SIDES and error is None:
             try:
                 speeds.extend(measure(each, bench))
             except EndedError:  # what was timed before it stays
                 untimed.append(each.name)
+            except Exception as early:  # noqa: BLE001  here too, for the report
+                error = early
             progress.timed.add()
         compared.append(replace(each, speeds=tuple(speeds)))
     comparison = replace(comparison, compared=tuple(compared))
-    if not untimed:
-        return comparison
-    why = f"{OVER}: {', '.join(untimed)}"
-    return comparison.skipping({f"speed of {count_of(len(untimed), 'implementation')}": why})
+    if untimed:
+        why = f"{OVER}: {', '.join(untimed)}"
+        what = f"speed of {count_of(len(untimed), 'implementation')}"
+        comparison = comparison.skipping({what: why})
+    return comparison, error

@@ -27,7 +27,7 @@ class Ending:
     makes findings and reports of answers runs on, with those that are there.
 
     Args:
-        minutes: the minutes as they were given.
+        minutes: the minutes that it may take; as many as it needs if None.
 
     Attributes:
         minutes: the minutes as they were given.

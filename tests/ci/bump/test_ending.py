@@ -364,7 +364,9 @@ def test_a_verdict_lacks_laws_that_judged_nothing_but_not_what_is_too_dear() -> 
     assert "5 implementations: a, b, c and 2 more;" in gap(many, ending)
     rows = {each["what"]: each["why"] for each in rows_of(cuts, ending)}
     assert "3 of about 6 problems: in part (1 of 3), lacking (2 of 3)" in rows
-    assert "one module takes about" in rows["dear: its modules"]
+    assert "compiled within --minutes 2" in rows["dear: its modules"]
+    (resumed,) = rows_of(cuts_of([dear], Ending()), Ending())  # without --minutes
+    assert "compiled within the time of a run" in resumed["why"]
 
 
 def test_a_verdict_lacks_what_others_left_no_time_for() -> None:

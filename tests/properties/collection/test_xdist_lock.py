@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from kernelproof.properties.collection import conformance
 from kernelproof.properties.collection.conformance import Interruption, Suite
 from kernelproof.properties.collection.surveying import Choices
 from kernelproof.properties.collection.xdist_lock import (
@@ -24,8 +25,11 @@ from kernelproof.properties.collection.xdist_lock import (
     once,
     stop,
 )
+from kernelproof.properties.findings.report import ImplementationReport
 from kernelproof.properties.search.building import Builder
 from kernelproof.properties.search.case_runner import CaseRunner
+from kernelproof.properties.search.module_plan import ModulePlan
+from kernelproof.properties.search.preparation import Setting
 from kernelproof.properties.space.module_selection import Module
 from kernelproof.properties.space.profiles import PROFILES
 from kernelproof.reference import Problem
@@ -183,3 +187,26 @@ def test_processes_of_one_run_build_modules_once(
             suite.close()
         assert judged.outcome == "passed", judged.text
     assert built == [PROFILES["quick"].modules]
+
+
+def test_each_implementation_chooses_its_modules_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[ModulePlan] = []
+
+    def prepare(setting: Setting, report: ImplementationReport, *_: object) -> None:
+        report.error = "not here"
+        plans.append(setting.together)
+
+    monkeypatch.setattr(conformance, "prepare", prepare)
+    subjects = Path(__file__).parents[1] / "engine_subjects.py"
+    names = (f"{subjects}:honest_attention", f"{subjects}:always_causal")
+    choices = Choices(names, None, PROFILES["quick"], "cpu", 0, "none", tmp_path / "cases")
+    suite = Suite(choices)
+    try:
+        for item in [each for each in suite.items if each.law == "parity"]:
+            assert "not here" in suite.judge(item).text
+    finally:
+        suite.close()
+    first, second = plans
+    assert first is not second  # one of two would wait for the other for a minute

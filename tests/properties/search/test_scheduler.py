@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from kernelproof.properties.findings.report import INTERRUPTED, TIME
+from kernelproof.properties.gating.trials import Tried
 from kernelproof.properties.search import scheduler as scheduling
 from kernelproof.properties.search.scheduler import Ending, Question, Scheduler
-from kernelproof.properties.worker.requests import DeviceLostError
+from kernelproof.properties.worker.requests import DeviceLostError, HarnessError
 
 
 class NoProcesses:
@@ -120,3 +121,18 @@ def test_what_is_in_progress_at_the_end_is_waited_for_and_then_cut_off(
     assert taken in ([], [False], [True])  # it may have begun by then
     assert about.errors == []  # its worker was ended
     assert closed
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (HarnessError("the worker answers\nnothing"), "the worker answers"),
+        (TimeoutError(), "TimeoutError()"),
+        (KeyError("x"), "KeyError('x')"),
+        ("", "''"),
+    ],
+)
+def test_an_error_without_a_message_is_said_too(error: object, said: str) -> None:
+    tried = Tried("mine", "made.up:mine")
+    tried.fail(error)
+    assert tried.error == said
