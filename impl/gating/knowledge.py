@@ -362,7 +362,7 @@ def read_trials(path: Path) -> list[Trial]:
             tuple(trial["rules"]),
             trial["outcome"],
             explained=bool(trial["entry"]),
-            date=data.get("date", ""),
+            date=trial.get("date") or data.get("date", ""),
         )
         for trial in data["trials"]
     ]

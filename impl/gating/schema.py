@@ -138,8 +138,11 @@ class Machine(msgspec.Struct, frozen=True):
     triton: str | None
 
 
-class TrialTable(msgspec.Struct, frozen=True):
-    """One cell that was tried, see ``knowledge.Trial``; a run says more of it."""
+class TrialTable(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One cell that was tried, see ``knowledge.Trial``; a run says more of it.
+
+    Its date stands with it where it is not that of the file.
+    """
 
     implementation: str
     cell: str
@@ -148,6 +151,7 @@ class TrialTable(msgspec.Struct, frozen=True):
     rules: tuple[str, ...]
     outcome: Annotated[str, one_of((*CALLED, NOT_RUN))]
     entry: str | None
+    date: str = ""
 
     def __post_init__(self) -> None:
         """Refuse what is no feature."""
