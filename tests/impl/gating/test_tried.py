@@ -198,7 +198,7 @@ def test_of_two_files_the_later_counts(
                                        "triton": None},
           "trials": [{"implementation": "some", "cell": "a", "feature": {}, "side": "refused",
                       "rules": [], "entry": None, "outcome": "explodes"}]},
-         "trials[0].outcome is 'explodes'"),
+         "Invalid value 'explodes' - at `$.trials[0].outcome`"),
     ],
 )  # fmt: skip
 def test_evidence_that_cannot_be_read(tmp_path: Path, data: object, told: str) -> None:
