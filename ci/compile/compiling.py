@@ -93,7 +93,7 @@ def compile_support(
     Args:
         releases: the releases as ``sandbox`` takes them: versions, wheels, folders.
         chips: the chips as ``parse_capability`` reads them.
-        units: names of ``flashinfer_modules.UNITS``; all of them if empty.
+        units: names of ``impl.flashinfer.modules.UNITS``; all of them if empty.
         outputs: file of the records, named by ``--json``.
         jobs: compilers at a time; one a core, if 0.
         deadline: seconds that one object may take.

@@ -66,8 +66,8 @@ class Plan:
     """What one unit of one release is on one chip: jobs, or why there are none.
 
     Attributes:
-        state: ``generated``, ``refused``, ``absent``, ``broken``: see ``flashinfer_modules``; or
-            ``other-chip``.
+        state: ``generated``, ``refused``, ``absent``, ``broken``: see ``impl.flashinfer.modules``;
+            or ``other-chip``.
     """
 
     release: str
