@@ -85,7 +85,7 @@ RUN = (
         "--minutes",
         type=click.FloatRange(min=0, min_open=True),
         metavar="N",
-        help="End after so many minutes, building included, and report what was learned. Default "
+        help="End after this many minutes, building included, and report what was learned. Default "
         "on a GPU: 15 (gate), 5 (quick), 20 (bump); elsewhere no limit.",
     ),
     JOBS,

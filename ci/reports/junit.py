@@ -39,7 +39,7 @@ def case(suite: ET.Element, name: str, seconds: float | None = None) -> ET.Eleme
 
 
 def result(case: ET.Element, tag: str, message: str, text: str = "", kind: str = "") -> None:
-    """Give a case a failure, an error, or the reason why it was skipped."""
+    """Add a failure, an error, or the reason for a skip to a case."""
     element = ET.SubElement(case, tag, message=legal(" ".join(message.split())))
     if kind:
         element.set("type", legal(kind))
@@ -47,12 +47,12 @@ def result(case: ET.Element, tag: str, message: str, text: str = "", kind: str =
 
 
 def printed(case: ET.Element, text: str) -> None:
-    """Give a case what it printed."""
+    """Add what it printed to a case."""
     ET.SubElement(case, "system-out").text = legal(text)
 
 
 def properties(parent: ET.Element, **values: object) -> None:
-    """Give a suite or a case values by name."""
+    """Add values by name to a suite or a case."""
     made = ET.SubElement(parent, "properties")
     for name, value in values.items():
         ET.SubElement(made, "property", name=legal(name), value=legal(str(value)))

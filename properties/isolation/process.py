@@ -291,8 +291,8 @@ class WorkerProcess:
             if limit - left > _TICK_SECONDS:  # most cases are over before
                 left += self._clock.waited(self._process, stage, started, limit)
             tick = min(max(left, _LEAST_TICK_SECONDS), _TICK_SECONDS) if left > 0 else 0.0
-            # Poll before the deadline is looked at: an answer that is there counts, however late
-            # this side comes to read it. At the deadline the tick is 0, so that one last look is
+            # Poll before the deadline is checked: an answer that is there counts, even if this
+            # side reads it late. At the deadline the tick is 0, so that one last look is
             # free.
             if self._poll.poll(math.ceil(1000 * tick)):
                 if not self._frames.receive():

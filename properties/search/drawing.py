@@ -276,7 +276,7 @@ class Search:
 
     def _ask(self, problem: Problem) -> None:
         """Ask about a problem, so that the next is drawn while the worker judges."""
-        # Asked before the suspect is looked at: ``enough`` may take the verdict that makes one.
+        # Called before the suspect is checked: ``enough`` may take the verdict that makes one.
         enough = self.enough()  # takes verdicts, too
         if enough or self._suspect is not None:
             raise Enough

@@ -462,7 +462,7 @@ class Run:
             self._ask_last(prepared)
 
     def _take_finding(self, prepared: Prepared, found: LawReport, *, shown: bool = False) -> None:
-        """Say what a law has found, once its report is among the implementation's.
+        """Report what a law has found, once its report is among the implementation's.
 
         Args:
             prepared: the implementation.

@@ -230,8 +230,9 @@ def further_conditions(
         )
         if best is None:
             break
-        # Accepted only if it halves what passes, and if so many failures would hardly share it by
-        # chance: with a share ``often`` of all problems, n failures do with probability often**n.
+        # Accepted only if it halves what passes, and if all failures would hardly share it by
+        # chance: where a share ``often`` of all problems has it, n failures do with probability
+        # often**n.
         kept = [each for each in left if holds(each, dict([best]))]
         often = sum(holds(each, dict([best])) for each in seen) / max(len(seen), 1)
         if len(kept) > len(left) / 2 or often ** len(failing) > CHANCE:
