@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from kernelproof.ci.bump.behaviour import outcomes, steps
 from kernelproof.ci.bump.behaviour.asking import Bench
 from kernelproof.ci.bump.behaviour.numbers import implementation_json
 from kernelproof.ci.bump.behaviour.outcomes import MOST_LOOKS, Context, examine
 from kernelproof.ci.bump.behaviour.preparing import laws_to_judge
-from kernelproof.ci.bump.behaviour.records import Compared, Surveyed, Tried
+from kernelproof.ci.bump.behaviour.records import Compared, Comparison, Surveyed, Tried
 from kernelproof.ci.bump.sides.ending import Ending
 from kernelproof.ci.bump.sides.journal import Journal
 from kernelproof.ci.bump.sides.plan import Plan
 from kernelproof.ci.bump.sides.releases import SIDES, Release
 from kernelproof.ci.bump.verdicts.findings import CHANGES, Finding
+from kernelproof.ci.console.errors import MachineError
 from kernelproof.impl.targets.target import Target
 from kernelproof.properties.findings.corpus import Case
 from kernelproof.properties.findings.ledger import Entry, Ledger
@@ -27,7 +30,7 @@ from kernelproof.properties.isolation.outcome import Outcome, describe_exit
 from kernelproof.properties.space.axes import Axes, narrow
 from kernelproof.properties.space.profiles import PROFILES
 from kernelproof.properties.verdicts.verdict import PASS, Verdict
-from kernelproof.properties.worker.requests import Address
+from kernelproof.properties.worker.requests import Address, DeviceLostError
 from kernelproof.reference import MergeProblem
 
 WRONG = Verdict("FAIL", "nan", "it is NaN")
@@ -51,6 +54,10 @@ class Candidate:
 def failure(tokens: int, law: str = "parity", verdict: Verdict = WRONG) -> Tried:
     problem = MergeProblem(num_states=2, num_tokens=tokens)
     return Tried(law, problem, dict(zip(SIDES, (PASS, verdict), strict=True)))
+
+
+ADDRESS = Address("made.up:it", None, "cpu")
+FULL = "the disk is full"
 
 
 @pytest.fixture
@@ -283,3 +290,35 @@ def test_a_stored_case_is_looked_at_as_it_was_judged(
         (asked,) = baseline.asked
         assert asked == case.request(kept[0].addresses[SIDES[0]])
         assert (asked["without_rules"], asked["modules"]) == (["rule"], [])
+
+
+def test_findings_before_an_error_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    def findings_of(_: Context, looked: tuple[Compared, object]) -> tuple[list[str], list[str]]:
+        if looked[0].name == "second":
+            raise MachineError(FULL)
+        return [f"a finding of {looked[0].name}"], []
+
+    monkeypatch.setattr(outcomes, "_findings_of", findings_of)
+    compared = [Compared(name, "made.up:it", addresses={}) for name in ("first", "second")]
+    bench = Bench(cast("Any", SimpleNamespace(threads=1)), {}, Journal(None), Ending())
+    examined = examine(compared, Context(bench, {}, {}, ()))
+    assert [str(each) for each in examined.findings] == ["a finding of first"]
+    assert isinstance(examined.error, MachineError)
+
+
+def test_times_before_a_lost_device_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(each: Compared, _: Bench) -> Iterator[dict[str, Any]]:
+        yield {"name": each.name}
+        if each.name == "second":
+            raise DeviceLostError(FULL)
+
+    monkeypatch.setattr(steps, "measure", measure)
+    compared = [
+        Compared(name, "made.up:it", addresses=dict.fromkeys(SIDES, ADDRESS))
+        for name in ("first", "second", "third")
+    ]
+    bench = Bench(cast("Any", None), {}, Journal(None), Ending())
+    comparison = Comparison(dict.fromkeys(SIDES, "9"), (), compared=compared)
+    timed, error = steps._with_speed(comparison, bench)
+    assert [len(each.speeds) for each in timed.compared] == [1, 1, 0]
+    assert isinstance(error, DeviceLostError)
