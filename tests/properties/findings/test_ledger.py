@@ -26,6 +26,7 @@ from kernelproof.properties.findings.ledger import (
 )
 from kernelproof.properties.isolation.workers import Deadlines, Worker, WorkerPool
 from kernelproof.properties.laws import LAWS, laws_of
+from kernelproof.properties.space.attention_axes import ATTENTION_AXES
 from kernelproof.properties.verdicts.verdict import BAD, FAIL_KINDS, Verdict
 from kernelproof.properties.worker.requests import verdict_of
 from kernelproof.properties.worker.tasks import HANDLER
@@ -605,3 +606,15 @@ def test_entries_of_routing_cover_what_their_reasons_say(
     wrong = Verdict("FAIL", "numeric")
     assert found.explains(law, wrong, inside)
     assert not any(found.explains(law, wrong, each) for each in outside)
+
+
+@pytest.mark.parametrize("page_size", ATTENTION_AXES["page_size"])
+def test_a_chunk_that_ends_inside_a_page_of_any_size_is_known(page_size: int) -> None:
+    # The entry named sizes in a list, which missed those of hybrid models.
+    whole = "flashinfer-trace-paged-prefill-chunk-tail"
+    (found,) = (each for each in SHIPPED if each.id == whole)
+    problem = AttentionProblem(
+        query_lens=(2,), seq_lens=(2 * page_size,), page_size=page_size, causal=True
+    )
+    wrong = Verdict("FAIL", "numeric")
+    assert found.explains("verify_chain", wrong, problem) == (page_size > 1)
