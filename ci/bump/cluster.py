@@ -16,6 +16,7 @@ from typing import Any
 from ...impl.targets.unpacked import folders
 from ...properties.findings.cases import from_here
 from ...properties.findings.files import dumps
+from ...properties.search.ending import Ending
 from ..console.errors import MACHINE, MachineError, UsageRefusedError
 from ..console.lines import tell as tell_line
 from ..console.outputs import Outputs
@@ -25,11 +26,11 @@ from ..fleet.ray_machines import RayMachines, connected
 from ..fleet.ray_tasks import ANSWER_SECONDS, SEND_SECONDS
 from ..fleet.shipping import unpack
 from ..fleet.units import Unit
-from .command import Request, compare, minutes_of, tell
+from .command import Request, compare, seconds_of, tell
 from .report.contents import refused
 from .report.merging import join
-from .sides.ending import Ending, signalled
 from .sides.journal import Journal
+from .sides.plan import signalled
 from .verdicts.policy import load_policy
 
 JOURNAL = "journal"
@@ -196,7 +197,7 @@ def compare_here(
         if known:
             journal.write_bytes(known)
         here = replace(request, journal=journal, cases=cases)
-        ending = Ending(minutes_of(request))
+        ending = Ending(seconds_of(request))
         try:
             with _told_to(bus, chip, journal, len(known), ending):
                 report, unwritten = compare(here, ending)
@@ -237,7 +238,7 @@ def _told_to(
                 why = ray.get(bus.tell.remote([event]), timeout=ANSWER_SECONDS)
                 offset += len(data)
                 if why:
-                    ending.note(why)
+                    ending.end(why)
             if last:
                 return
             last = done.wait(SEND_SECONDS)

@@ -23,15 +23,17 @@ from ...impl.targets.unpacked import folders
 from ...properties.findings.expectations import read_expectations
 from ...properties.findings.files import dumps, make_folder
 from ...properties.findings.ledger import LedgerError
-from ...properties.findings.report import SUITE_FAILED
+from ...properties.findings.report import INTERRUPTED, SUITE_FAILED
 from ...properties.isolation.gpus import processes_for, visible_devices
 from ...properties.isolation.machine import cores
 from ...properties.isolation.spawning import kill_children
+from ...properties.search.ending import EndedError, Ending
 from ...properties.space.profiles import PROFILES, asked_for
-from ..console.errors import INCOMPLETE, INTERRUPTED, MachineError, UsageRefusedError
+from ..console.errors import INCOMPLETE, MachineError, UsageRefusedError
 from ..console.evidence_file import as_evidence
 from ..console.outputs import Outputs
 from ..console.selection import check_implementations, check_laws, corpus_of, only_of
+from ..console.signals import ended_by_signals
 from ..console.terminal import console
 from ..options import refuse_empty
 from ..releases.packages import (
@@ -60,9 +62,8 @@ from .behaviour.watching import progress
 from .report.contents import refused, to_json, with_actions
 from .report.outline import print_report, to_junit, to_markdown
 from .report.page import to_page
-from .sides.ending import EndedError, Ending
 from .sides.journal import Journal, JournalError
-from .sides.plan import SOAK_ON_CPU, Plan
+from .sides.plan import SOAK_ON_CPU, Plan, end_of, over
 from .sides.releases import BASELINE, CANDIDATE, SIDES, identity_of
 from .surface.uses import Source
 from .verdicts.findings import REPORT, Chip
@@ -173,8 +174,8 @@ def bump(request: Request) -> int:
         UsageRefusedError: something that was asked for does not exist or cannot be read.
         MachineError: the device is not there.
     """
-    ending = Ending(minutes_of(request))
-    with ending.handled():  # the report, too, is not for a signal to end
+    ending = Ending(seconds_of(request))
+    with ended_by_signals(ending.end):  # the report, too, is not for a signal to end
         report, unwritten = compare(request, ending)
         return tell(report, request.outputs, unwritten, verbose=request.verbose)
 
@@ -192,7 +193,7 @@ def compare(request: Request, ending: Ending) -> tuple[dict[str, Any], Sequence[
         policy = _policy(request.policy)
         refuse_empty(request.sides, positional=request.positional)
         _refuse_inapplicable(request)
-        with progress(60 * (minutes_of(request) or math.inf)) as watched, ending.watched():
+        with progress(ending.seconds) as watched, ending.watched():
             watched.tell(f"comparing {request.baseline} and {request.candidate}")
             machine = _machine(request.device)
             chips = _chips(request, machine)
@@ -295,11 +296,12 @@ def _last(steps: Iterable[Comparison], comparison: Comparison, ending: Ending) -
     try:
         for each in steps:
             comparison = each
-    except EndedError as error:  # before there was a problem to judge
-        if not ending.code:
-            comparison = comparison.failing(f"nothing was judged: {error}", INCOMPLETE)
+    except EndedError:  # before there was a problem to judge
+        if not end_of(ending)[1]:
+            comparison = comparison.failing(f"nothing was judged: {over(ending)}", INCOMPLETE)
     except KeyboardInterrupt:
-        ending.end("interrupted: --resume goes on from here", INTERRUPTED)
+        ending.end(INTERRUPTED)
+        ending.stop()
     except MachineError as error:  # such as a journal whose disk is full
         comparison = comparison.failing(error.message, error.exit_code)
     except UsageRefusedError:
@@ -308,7 +310,8 @@ def _last(steps: Iterable[Comparison], comparison: Comparison, ending: Ending) -
         traceback.print_exc()
         why = f"{SUITE_FAILED}: {type(error).__name__}: {error}".splitlines()[0]
         comparison = comparison.failing(why)
-    return comparison.failing(ending.why, ending.code) if ending.code else comparison
+    why, code = end_of(ending)
+    return comparison.failing(why, code) if code else comparison
 
 
 def tell(
@@ -369,11 +372,12 @@ def _policy(path: Path | None) -> Policy:
         raise UsageRefusedError(message) from error
 
 
-def minutes_of(request: Request) -> float | None:
-    """Return the minutes that were asked for, or the usual ones: a GPU is not had for ever."""
-    if request.minutes is None and request.device == "cuda" and request.profile != "nightly":
-        return GPU_MINUTES
-    return request.minutes
+def seconds_of(request: Request) -> float:
+    """Return the seconds that were asked for, or the usual ones: a GPU is not had for ever."""
+    if request.minutes is not None:
+        return 60 * request.minutes
+    limited = request.device == "cuda" and request.profile != "nightly"
+    return 60 * GPU_MINUTES if limited else math.inf
 
 
 def _machine(device: str) -> Chip:

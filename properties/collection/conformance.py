@@ -36,13 +36,13 @@ from ..laws import find_law, laws_of
 from ..search.building import Builder
 from ..search.candidate import Candidate, warm_up
 from ..search.costs import CostsError
+from ..search.ending import Ending
 from ..search.examples import ExamplesError, examples_on, open_examples
 from ..search.law_search import LawSearch
 from ..search.module_plan import ModulePlan
 from ..search.plan import Plan, options_of, seconds_of
 from ..search.preparation import Setting, prepare
 from ..search.replays import replay
-from ..search.scheduler import Ending
 from ..space.profiles import GATE_SHARE
 from ..verdicts.text import compact
 from ..worker.pools import open_pool

@@ -21,7 +21,8 @@ from ..findings.report import INTERRUPTED, TERMINATED
 from ..isolation.machine import cores
 from ..isolation.workers import Deadlines, Worker
 from ..search.building import BUILD_DEADLINES, compilers, limited_to
-from ..search.scheduler import Ending, Question, Scheduler
+from ..search.ending import Ending
+from ..search.scheduler import Question, Scheduler
 from ..space.restrictions import WHOLE_SPACE, Only
 from ..verdicts.operations import OPERATIONS
 from ..verdicts.verdict import Verdict

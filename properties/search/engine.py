@@ -40,6 +40,7 @@ from .candidate import Candidate
 from .causes.experiments import experiments_on
 from .coverage import Reached
 from .drawing import SearchOptions
+from .ending import Ending
 from .examples import examples_on
 from .law_search import LawSearch
 from .module_plan import BUILD_SHARE, LONGEST_SHARE, ModulePlan
@@ -47,7 +48,7 @@ from .plan import Plan, laws_planned, options_of, problems_of
 from .preparation import Setting, prepare
 from .progress import Progress
 from .replays import NOT_REPLAYED, Replayed, Stored, replay
-from .scheduler import Ending, Lease, Question, Scheduler
+from .scheduler import Lease, Question, Scheduler
 
 REPLAY_RANK = 0
 """Rank of the replay of stored cases, before all laws; the laws have 1, 2, 3, ..."""

@@ -1,9 +1,7 @@
-"""Questions to isolated workers: which is asked next, who takes the answer, and when a run ends."""
+"""Questions to isolated workers: which is asked next, and who takes the answer."""
 
 from __future__ import annotations
 
-import math
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -13,68 +11,18 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from ..findings.report import INTERRUPTED, TIME
+from ..findings.report import INTERRUPTED
 from ..isolation.workers import Worker, WorkerPool
 from ..worker.requests import DeviceLostError
+from .ending import Ending
 from .priority_executor import PriorityExecutor
 
 GRACE_SECONDS = 4.0
 """Seconds that a run which ends early waits for the questions in progress."""
 LAST_SECONDS = 2.0
 """Seconds that it then waits for questions whose workers were ended."""
-TICK_SECONDS = 0.2
-"""Most seconds between two checks whether the run is to end early."""
 Lease = Callable[[], AbstractContextManager[Worker]]
 """Returns a context in which a worker belongs to the caller."""
-
-
-class Ending:
-    """The end of a run: its time is over, somebody asks for it, or its device is lost.
-
-    Args:
-        seconds: seconds that the run may take.
-
-    Attributes:
-        asked: why the run is to end, one of ``ENDINGS``; empty while it is not.
-        ended: why it ended before all questions were answered; empty if it did not.
-        lost: why the device was lost; empty if it was not.
-        cut_off: whether workers were ended: what fails from then on is no fault of theirs.
-    """
-
-    def __init__(self, seconds: float = math.inf) -> None:
-        self.asked = self.ended = self.lost = ""
-        self.cut_off = False
-        self._until = time.monotonic() + seconds
-        self._stopped = threading.Event()
-
-    def end(self, why: str) -> None:
-        """End the run soon, from any thread or a handler of signals.
-
-        Args:
-            why: one of ``ENDINGS``.
-        """
-        # A handler may interrupt any line of the main thread: it takes no lock.
-        self.asked = why
-
-    @property
-    def due(self) -> bool:
-        """Whether the run is to end."""
-        if not self.asked and time.monotonic() > self._until:
-            self.asked = TIME
-        return bool(self.asked)
-
-    def stop(self) -> None:
-        """Let no question begin, and those in progress end after their case."""
-        self._stopped.set()
-
-    def stopped(self) -> bool:
-        """Whether no question is to begin."""
-        return self._stopped.is_set()
-
-    def lose(self, why: str) -> None:
-        """Stop, as the device is gone; the first reason stays."""
-        self.lost = self.lost or why
-        self.stop()
 
 
 class Asked(Protocol):
@@ -165,16 +113,15 @@ class Scheduler:
         Args:
             idle: called when nothing is in progress; may ask more.
         """
-        with self._asking, self._beside, self.pool:
+        watched, woken = self.ending.watched(), self.ending.closing(self._wake)
+        with self._asking, self._beside, self.pool, watched, woken:
             try:
-                # Polled: a signal's handler sets a field and wakes nobody, as it may not take a
-                # lock.
                 while not self.ending.due:
                     if not self._pending:
                         idle()
                     if not self._pending:
                         break
-                    self._take(TICK_SECONDS)
+                    self._take(None)
                 if self._pending:
                     self._end_early()
             except KeyboardInterrupt:
@@ -206,7 +153,11 @@ class Scheduler:
         while self._pending and (left := deadline - time.monotonic()) > 0:
             self._take(left)
 
-    def _take(self, timeout: float) -> None:
+    def _wake(self) -> None:
+        """Have ``run`` go on, from any other thread."""
+        self._events.put(lambda: None)
+
+    def _take(self, timeout: float | None) -> None:
         """Wait for the next answer, and take all that have come."""
         try:
             event = self._events.get(timeout=timeout)

@@ -13,9 +13,9 @@ from typing import Any
 
 from ....properties.isolation.outcome import Outcome
 from ....properties.isolation.workers import Deadlines, Worker, WorkerPool
+from ....properties.search.ending import EndedError, Ending
 from ....properties.verdicts.verdict import Verdict
 from ....properties.worker.requests import HarnessError, probe_device, verdict_of
-from ..sides.ending import EndedError, Ending
 from ..sides.journal import Journal
 from ..sides.plan import Plan
 from ..sides.releases import Release

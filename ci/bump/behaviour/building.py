@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ from ....properties.search.preparation import module_keys, module_libraries
 from ....properties.space.module_selection import Selection
 from ....properties.space.profiles import CHEAP_MINUTES
 from ....reference import Problem, problem_from_json
+from ..sides.plan import JUDGED
 from ..sides.releases import SIDES, Release
 from .asking import Asker, Bench
 from .preparing import cases_to_judge, to_judge, tuples
@@ -128,8 +129,8 @@ def _chosen(
     """Choose modules, and return those of each implementation as JSON."""
     ending, learned = bench.ending, read_builds(bench.plan.cases)
     # Each module is compiled with both releases.
-    minutes = _compiling_minutes(bench) / len(SIDES)
-    longest = math.inf if ending.minutes is None else LONGEST_SHARE * ending.minutes
+    minutes = BUILD_SHARE * compilers() * ending.seconds / 60 / len(SIDES)
+    longest = LONGEST_SHARE * ending.seconds / 60
 
     def choose(found: Surveyed, selection: Selection) -> Chosen:
         report = ImplementationReport(found.name, found.reference)
@@ -151,12 +152,6 @@ def _chosen(
         }
         for found, selection, each in zip(surveyed, selections, chosen, strict=True)
     }
-
-
-def _compiling_minutes(bench: Bench) -> float:
-    """Return the minutes of one core that compilers have; infinite without a limit of time."""
-    minutes = bench.ending.minutes
-    return math.inf if minutes is None else BUILD_SHARE * compilers() * minutes
 
 
 def _left_out(chosen: Chosen, minutes: float) -> str:
@@ -186,7 +181,7 @@ def _selection(bench: Bench, found: Surveyed, stored: Sequence[Problem]) -> Sele
         found.axes,
         module_keys(askers[side], found.addresses[side]),
         bench.plan.profile.modules_of(
-            found.build_minutes, together=bench.ending.minutes is not None
+            found.build_minutes, together=bench.ending.seconds < math.inf
         ),
         stored=stored,
         companions=found.build_minutes < CHEAP_MINUTES,
@@ -287,16 +282,9 @@ class Builders:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """End the workers, and what they compile, with the block or with the comparison."""
-        ending = self.bench.ending
-        with ExitStack() as stack:
-            stack.callback(self.bench.close)
-            stack.enter_context(ending.closing(self.bench.close))
-            if ending.minutes is not None:  # a compiler may run on for long
-                timer = threading.Timer(ending.left, self.bench.close)
-                timer.daemon = True
-                timer.start()
-                stack.callback(timer.cancel)
+        """End the workers, and what they compile, with the block or with the time for it."""
+        # Not with the time of the comparison: a compiler may run on for long.
+        with closing(self.bench), self.bench.ending.closing(self.bench.close, JUDGED):
             yield
 
     def build(self, wanted: Sequence[Wanted], built: Callable[[Wanted], object]) -> None:

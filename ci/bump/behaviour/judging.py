@@ -7,6 +7,7 @@ journal's.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,13 +23,13 @@ from ....properties.findings.corpus import Case
 from ....properties.findings.ledger import Entry
 from ....properties.laws import Law, laws_of
 from ....properties.search.building import compilers
+from ....properties.search.ending import EndedError, Ending
 from ....properties.search.priority_executor import FairExecutor, PriorityExecutor
 from ....properties.space.drawers import drawers_for
 from ....properties.verdicts.text import count_of
 from ....properties.verdicts.verdict import Verdict
 from ....reference import Problem
-from ..sides.ending import JUDGED, EndedError, Ending
-from ..sides.plan import DEADLINES
+from ..sides.plan import DEADLINES, JUDGED, minutes_of
 from ..sides.releases import BASELINE, CANDIDATE, SIDES
 from .asking import OWNER, Bench, answer_of
 from .building import Builders, Wanted, ask_keys, choose_modules, ordered_builds
@@ -347,11 +348,11 @@ def announced(
 
 
 def _until(ending: Ending) -> str:
-    if ending.minutes is None:
+    if ending.seconds == math.inf:
         return "without a limit of time (--minutes sets one)"
     now = datetime.now().astimezone()
     judged, end = (
         (now + timedelta(seconds=max(0.0, ending.seconds_until(share)))).strftime("%H:%M:%S")
         for share in (JUDGED, 1.0)
     )
-    return f"until {judged}; the report comes by {end} (--minutes {ending.minutes:g})"
+    return f"until {judged}; the report comes by {end} ({minutes_of(ending)})"

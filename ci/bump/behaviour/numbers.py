@@ -9,9 +9,10 @@ from typing import Any
 
 from ....impl.gpu.interpreted import CLAIM
 from ....properties.search.building import compilers
+from ....properties.search.ending import Ending
 from ....properties.verdicts.text import count_of
 from ...console.errors import MACHINE
-from ..sides.ending import Ending
+from ..sides.plan import end_of, minutes_of, over
 from ..sides.releases import BASELINE, CANDIDATE, SIDES
 from .outcomes import change_of
 from .records import DEAR, DEVICE_LOST, SIGNAL, TIME, UNREACHED, Compared, Cut, Tried
@@ -155,7 +156,7 @@ def _of_problems(found: Compared) -> str:
 
 def cuts_of(compared: Sequence[Compared], ending: Ending) -> list[Cut]:
     """Return what was left out, by implementation."""
-    ended = {0: TIME, MACHINE: DEVICE_LOST}.get(ending.code, SIGNAL)
+    ended = {0: TIME, MACHINE: DEVICE_LOST}.get(end_of(ending)[1], SIGNAL)
     found = []
     for each in compared:
         code = each.left_out or ended
@@ -191,14 +192,15 @@ def rows_of(cuts: Sequence[Cut], ending: Ending) -> Iterator[dict[str, Any]]:
     for each in cuts:
         if each.code == DEAR:
             cost = build_cost(each.minutes, each.compilers)
-            within = f"--minutes {ending.minutes:g}" if ending.minutes else "the time of a run"
+            limited = ending.seconds < math.inf
+            within = minutes_of(ending) if limited else "the time of a run"
             why = f"{cost}, and both releases' must be compiled within {within}"
             yield {"what": f"{each.name}: its modules", "why": why}
     others = [each for each in cuts if each.code != DEAR]
     unasked = [each.name for each in others if each.code == UNREACHED]
     short = [each for each in others if each.code != UNREACHED and each.problems > each.judged]
     unbuilt = [each for each in others if each.modules > each.built]
-    why = ending.why or f"the time for it was over (--minutes {ending.minutes or 0:g})"
+    why = end_of(ending)[0] or over(ending)
     if unasked:
         yield {
             "what": f"{count_of(len(unasked), 'implementation')}: {', '.join(unasked)}",
@@ -221,11 +223,10 @@ def gap(cuts: Sequence[Cut], ending: Ending) -> str:
     lacking = [each.name for each in cuts if matters(each)]
     if not lacking:
         return ""
-    minutes = f"--minutes {ending.minutes or 0:g}"
     # It stands in the first line of a report, and rows of what was not tested name them all.
     more = f" and {len(lacking) - MOST_NAMED} more" if len(lacking) > MOST_NAMED else ""
     return (
-        f"the time was over ({minutes}) before every law had judged a problem of "
+        f"the time was over ({minutes_of(ending)}) before every law had judged a problem of "
         f"{count_of(len(lacking), 'implementation')}: {', '.join(lacking[:MOST_NAMED])}{more}; "
         "--resume goes on from here"
     )

@@ -19,13 +19,13 @@ from ....properties.findings.files import Output, OutputError
 from ....properties.findings.ledger import CASE_SCHEMA as CASE
 from ....properties.findings.ledger import Entry
 from ....properties.isolation.outcome import ABORTED_FOR_MEMORY, KILLED, KILLED_FOR_MEMORY
+from ....properties.search.ending import EndedError
 from ....properties.space.operations import simplify
 from ....properties.verdicts.contained import OUT_OF_MEMORY
 from ....properties.verdicts.text import compact, count_of
 from ....properties.verdicts.verdict import Verdict
 from ....reference import Problem
 from ...releases.packages import FLASHINFER_PACKAGE
-from ..sides.ending import EndedError
 from ..sides.plan import DEADLINES, Plan
 from ..sides.releases import BASELINE, CANDIDATE, SIDES, Release
 from ..verdicts.findings import Chip, Finding, finding

@@ -22,15 +22,15 @@ from ....impl.flashinfer_declarations import DeclarationsError, declarations
 from ....impl.targets.target import Target
 from ....properties.isolation.outcome import describe_exit
 from ....properties.isolation.workers import Deadlines
+from ....properties.search.ending import EndedError, Ending
 from ....properties.verdicts.text import count_of
 from ....properties.worker.requests import DeviceLostError, HarnessError
 from ...console.errors import INCOMPLETE, MACHINE, USAGE, MachineError
 from ...releases.packages import BEHAVIOUR, DECLARED, SPEED, SURFACE
 from ...releases.sandboxes import Tell
 from ...releases.subprocess_runner import run_to_end
-from ..sides.ending import EXAMINED, JUDGED, EndedError, Ending
 from ..sides.journal import Journal
-from ..sides.plan import Plan
+from ..sides.plan import EXAMINED, JUDGED, Plan, end_of
 from ..sides.releases import BASELINE, CANDIDATE, SIDES, Release, find_release
 from ..surface.callables import callables_of, used_of
 from ..surface.comparison import called_findings, surface_findings
@@ -283,7 +283,7 @@ def _judged(context: Context) -> Answers:
         answers = Judging(bench, builders, _seen(context)).run()
     if isinstance(answers.error, (HarnessError, DeviceLostError, MachineError)):
         # What was learned stays, and findings are made of it.
-        bench.ending.end(f"the comparison of behaviour ended early: {answers.error}", MACHINE)
+        bench.ending.lose(str(answers.error))
         return replace(answers, error=None)
     return answers
 
@@ -328,7 +328,7 @@ def _with_examined(comparison: Comparison, examined: Examined, ending: Ending) -
         comparison = _with_unusable(comparison, each)
     cuts = cuts_of(comparison.compared, ending)
     comparison = replace(comparison, cuts=cuts)
-    if ending.code:
+    if end_of(ending)[1]:
         return comparison
     if lacking := gap(cuts, ending):
         comparison = comparison.failing(lacking, INCOMPLETE)

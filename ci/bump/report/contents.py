@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from .... import __version__
+from ....properties.search.ending import Ending
 from ....properties.verdicts.text import count_of
 from ...console.errors import MachineError, UsageRefusedError
 from ...releases.packages import DECLARED as DECLARED_PART
@@ -15,8 +16,7 @@ from ...releases.packages import FLASHINFER_PACKAGE, PARTS, Package
 from ..behaviour.compiled import compiled_chips
 from ..behaviour.numbers import build_seconds, implementation_json, not_run, replayed, rows_of
 from ..behaviour.records import Comparison
-from ..sides.ending import Ending
-from ..sides.plan import Plan
+from ..sides.plan import Plan, end_of
 from ..sides.releases import SIDES
 from ..verdicts.findings import Chip, Finding
 from ..verdicts.policy import RULES, Policy
@@ -59,7 +59,7 @@ def to_json(
         policy,
         baseline=learned.name(SIDES[0]),
         failures=learned.failures,
-        ended=bool(ending.code),
+        ended=bool(end_of(ending)[1]),
     )
     machines = [_machine(learned, plan, machine, command, timings, ending)]
     return assemble(

@@ -23,9 +23,9 @@ import msgspec
 from ....impl.targets.data_files import check_regular, read_bytes
 from ....impl.targets.schemas import converted
 from ....properties.findings.files import dumps, make_folder
+from ....properties.search.ending import Ending
 from ...console.errors import MachineError, UsageRefusedError
 from ...releases.sandboxes import Tell, quietly
-from .ending import Ending
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -1,7 +1,8 @@
-"""What a comparison of behaviour judges, and how much of it."""
+"""What a comparison of behaviour judges, how much of it, and until when."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,14 @@ from ....impl.registry import built_in_compiler
 from ....impl.targets.backends import TRITON
 from ....properties.findings.corpus import Case
 from ....properties.findings.ledger import Ledger
+from ....properties.findings.report import TIME
 from ....properties.isolation.workers import Deadlines
 from ....properties.laws import Law
+from ....properties.search.ending import Ending
 from ....properties.space.profiles import GATE_SHARE, Profile
 from ....properties.space.restrictions import WHOLE_SPACE, Only
+from ...console.errors import MACHINE
+from ...console.signals import SIGNALLED, signal_of
 from .releases import SIDES
 
 DEADLINES = Deadlines(run=20.0)
@@ -28,6 +33,9 @@ GPU_SHARE = 0.7
 """Share of a gate's problems on a GPU, for each runs with both releases."""
 SOAK_ON_CPU = 20
 """Launches where there is nothing to race."""
+JUDGED, EXAMINED = 0.8, 0.9
+"""Shares of the time after which nothing more is built or judged, and no failure is examined any
+more; the rest is for speed."""
 
 
 @dataclass(frozen=True)
@@ -93,3 +101,31 @@ class Plan:
             return max_work
         interpreted = built_in_compiler(name) == TRITON or TRITON in reference
         return max_work // (INTERPRETED_WORK if interpreted else SLOW_WORK)
+
+
+def end_of(ending: Ending) -> tuple[str, int]:
+    """Return the sentence and the exit code of what ended a comparison.
+
+    Of the end of its time the code is 0; without an end the sentence is empty, too.
+    """
+    if ending.lost:
+        return f"the comparison of behaviour ended early: {ending.lost}", MACHINE
+    if not ending.stopped():
+        return "", 0
+    return (over(ending), 0) if ending.asked == TIME else signalled(ending.asked)
+
+
+def over(ending: Ending) -> str:
+    """Return the sentence of a time that is over."""
+    return f"the time for it was over ({minutes_of(ending)})"
+
+
+def minutes_of(ending: Ending) -> str:
+    """Return the time of a comparison as an option; 0 where it has no limit."""
+    return f"--minutes {ending.seconds / 60 if ending.seconds < math.inf else 0:g}"
+
+
+def signalled(why: str) -> tuple[str, int]:
+    """Return the sentence and the exit code of a comparison that a signal of ``ENDINGS`` ended."""
+    number = signal_of(why)
+    return f"ended by {number.name}: --resume goes on from here", SIGNALLED + number

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,7 +32,6 @@ from kernelproof.ci.bump.behaviour.records import (
     Tried,
 )
 from kernelproof.ci.bump.behaviour.watching import Count
-from kernelproof.ci.bump.sides.ending import EndedError, Ending
 from kernelproof.ci.bump.sides.journal import Journal
 from kernelproof.ci.bump.sides.plan import Plan
 from kernelproof.ci.bump.sides.releases import SIDES
@@ -42,6 +42,7 @@ from kernelproof.ci.console import live
 from kernelproof.ci.console.errors import MachineError
 from kernelproof.ci.console.live import MOST_SHOWN
 from kernelproof.properties.findings.ledger import Ledger
+from kernelproof.properties.search.ending import EndedError, Ending
 from kernelproof.properties.space.profiles import PROFILES
 from kernelproof.properties.verdicts.verdict import PASS
 from kernelproof.properties.worker.requests import Address, DeviceLostError
@@ -223,7 +224,7 @@ def test_a_comparison_without_time_is_undecided_and_says_so(here: Path) -> None:
 
 
 def test_after_the_end_only_what_is_known_is_answered(tmp_path: Path) -> None:
-    ending = Ending(minutes=1e-9)
+    ending = Ending(60e-9)
     ending.allot(1e12)
     with Journal(tmp_path / "j.jsonl", ending) as journal:
         assert journal.ask({"ask": 1}, lambda: "new") == "new"
@@ -237,7 +238,7 @@ def test_what_the_end_has_killed_is_no_answer(tmp_path: Path) -> None:
     ending = Ending()
 
     def answer() -> str:
-        ending.end("somebody ended it", 143)
+        ending.lose("somebody ended it")
         return "killed"
 
     with Journal(tmp_path / "j.jsonl", ending) as journal:
@@ -249,25 +250,34 @@ def test_what_the_end_has_killed_is_no_answer(tmp_path: Path) -> None:
 def test_the_end_closes_what_is_open_and_what_is_opened_later() -> None:
     ending, closed = Ending(), list[str]()
     with ending.closing(lambda: closed.append("open")):
-        ending.end("it is over")
+        ending.lose("it is over")
         with ending.closing(lambda: closed.append("late")):
             pass
-        ending.end("again")
+        ending.lose("again")
     assert closed == ["open", "late"]
-    assert ending.why == "it is over"
+    assert ending.lost == "it is over"
+
+
+def test_what_has_had_its_share_of_the_time_is_closed_and_the_rest_goes_on() -> None:
+    ending, closed = Ending(600.0), threading.Event()
+    with ending.watched(), ending.closing(closed.set, 1e-9):
+        assert closed.wait(60)
+        assert not ending.over
 
 
 READING = """
 import os, signal, subprocess, sys
-from kernelproof.ci.bump.sides.ending import Ending
+from kernelproof.ci.bump.sides.plan import end_of
+from kernelproof.ci.console.signals import ended_by_signals
 from kernelproof.properties.isolation.spawning import kill_children
+from kernelproof.properties.search.ending import Ending
 
 ending = Ending()
-with ending.handled(), ending.watched(), ending.closing(kill_children):
+with ended_by_signals(ending.end), ending.watched(), ending.closing(kill_children):
     child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     os.kill(os.getpid(), signal.SIGTERM)
     child.wait()
-sys.exit(ending.code)
+sys.exit(end_of(ending)[1])
 """
 
 
@@ -348,7 +358,7 @@ def cut_off(name: str, *laws: str, left_out: str = "") -> Compared:
 
 
 def test_a_verdict_lacks_laws_that_judged_nothing_but_not_what_is_too_dear() -> None:
-    ending = Ending(minutes=2.0)
+    ending = Ending(120.0)
     in_part, lacking = cut_off("in part", "parity", "soak"), cut_off("lacking", "parity")
     dear, unasked = cut_off("dear", left_out=DEAR), cut_off("unasked", left_out=UNREACHED)
     assert gap(cuts_of([in_part, dear], ending), ending) == ""
@@ -370,7 +380,7 @@ def test_a_verdict_lacks_laws_that_judged_nothing_but_not_what_is_too_dear() -> 
 
 
 def test_a_verdict_lacks_what_others_left_no_time_for() -> None:
-    ending = Ending(minutes=2.0)
+    ending = Ending(120.0)
     (cut,) = cuts_of([cut_off("crowded", left_out=TIME)], ending)
     assert (cut.code, cut.laws, matters(cut)) == ("time", ("parity", "soak"), True)
 

@@ -15,7 +15,6 @@ import torch
 from kernelproof.ci.bump.behaviour.asking import Bench, Side
 from kernelproof.ci.bump.behaviour.preparing import survey_both
 from kernelproof.ci.bump.sides import releases
-from kernelproof.ci.bump.sides.ending import Ending
 from kernelproof.ci.bump.sides.journal import Journal
 from kernelproof.ci.bump.sides.plan import Plan
 from kernelproof.ci.bump.sides.releases import SIDES
@@ -23,6 +22,7 @@ from kernelproof.ci.cli import main
 from kernelproof.ci.console.errors import UsageRefusedError
 from kernelproof.properties.findings.ledger import Ledger
 from kernelproof.properties.isolation.outcome import Outcome
+from kernelproof.properties.search.ending import Ending
 from kernelproof.properties.space.profiles import PROFILES
 
 OURS = "import sys\n__version__, BROKEN = {version!r}, {broken}\n"

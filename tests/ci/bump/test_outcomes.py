@@ -17,7 +17,6 @@ from kernelproof.ci.bump.behaviour.numbers import implementation_json
 from kernelproof.ci.bump.behaviour.outcomes import MOST_LOOKS, Context, examine
 from kernelproof.ci.bump.behaviour.preparing import laws_to_judge
 from kernelproof.ci.bump.behaviour.records import Compared, Comparison, Surveyed, Tried
-from kernelproof.ci.bump.sides.ending import Ending
 from kernelproof.ci.bump.sides.journal import Journal
 from kernelproof.ci.bump.sides.plan import Plan
 from kernelproof.ci.bump.sides.releases import SIDES, Release
@@ -27,6 +26,7 @@ from kernelproof.impl.targets.target import Target
 from kernelproof.properties.findings.corpus import Case
 from kernelproof.properties.findings.ledger import Entry, Ledger
 from kernelproof.properties.isolation.outcome import Outcome, describe_exit
+from kernelproof.properties.search.ending import Ending
 from kernelproof.properties.space.axes import Axes, narrow
 from kernelproof.properties.space.profiles import PROFILES
 from kernelproof.properties.verdicts.verdict import PASS, Verdict

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -30,15 +31,15 @@ from kernelproof.ci.bump.behaviour.building import (
 )
 from kernelproof.ci.bump.behaviour.judging import Judging, Task
 from kernelproof.ci.bump.behaviour.records import DEAR, TIME, Planned, Surveyed, Tried
-from kernelproof.ci.bump.sides.ending import JUDGED, Ending
 from kernelproof.ci.bump.sides.journal import Journal
-from kernelproof.ci.bump.sides.plan import Plan
+from kernelproof.ci.bump.sides.plan import JUDGED, Plan
 from kernelproof.ci.bump.sides.releases import SIDES
 from kernelproof.properties.findings.ledger import Ledger
 from kernelproof.properties.isolation.outcome import Outcome
 from kernelproof.properties.isolation.workers import Deadlines
 from kernelproof.properties.laws import find_law
 from kernelproof.properties.search.costs import read_builds
+from kernelproof.properties.search.ending import Ending
 from kernelproof.properties.search.priority_executor import FairQueue
 from kernelproof.properties.space.axes import Axes, narrow
 from kernelproof.properties.space.profiles import GATE_SHARE, PROFILES
@@ -141,8 +142,8 @@ def surveyed(name: str) -> Surveyed:
     )
 
 
-def bench(side: Side, journal: Journal, cases: Path, minutes: float | None = None) -> Bench:
-    return Bench(plan(cases), dict.fromkeys(SIDES, side), journal, Ending(minutes))
+def bench(side: Side, journal: Journal, cases: Path, minutes: float = math.inf) -> Bench:
+    return Bench(plan(cases), dict.fromkeys(SIDES, side), journal, Ending(60 * minutes))
 
 
 def plan(cases: Path = Path("cases")) -> Plan:

@@ -14,7 +14,6 @@ import pytest
 from kernelproof.ci.bump.report.contents import assemble, with_actions
 from kernelproof.ci.bump.report.outline import to_markdown
 from kernelproof.ci.bump.report.page import to_page
-from kernelproof.ci.bump.sides.ending import EndedError, Ending
 from kernelproof.ci.bump.surface import engine_files, engine_modules
 from kernelproof.ci.bump.surface.uses import Source, with_uses
 from kernelproof.ci.bump.verdicts.findings import (
@@ -30,6 +29,8 @@ from kernelproof.ci.bump.verdicts.verdict import RAN, decide
 from kernelproof.ci.cli import main
 from kernelproof.ci.console.errors import UsageRefusedError
 from kernelproof.impl.targets.data_files import read_bytes
+from kernelproof.properties.findings.report import TERMINATED
+from kernelproof.properties.search.ending import EndedError, Ending
 
 USED, MAYBE, UNKNOWN, NOT = "used", "may be used", "receiver unknown", "not used"
 MOE = "from flashinfer.fused_moe import moe\n"
@@ -561,8 +562,8 @@ def test_of_two_reports_the_source_that_uses_a_change_counts(tmp_path: Path) -> 
 def test_a_search_ends_when_it_is_told_to(tmp_path: Path) -> None:
     (tmp_path / "engine.py").write_text("import flashinfer\n")
     ending = Ending()
-    ending.end("ended by SIGTERM", 143)
-    with pytest.raises(EndedError, match="SIGTERM"):
+    ending.end(TERMINATED)
+    with pytest.raises(EndedError, match=TERMINATED):
         with_uses([FINDINGS["moved"]], [Source.read(tmp_path)], ending.refuse)
 
 

@@ -14,7 +14,8 @@ import pytest
 from kernelproof.properties.findings.report import INTERRUPTED, TIME
 from kernelproof.properties.gating.trials import Tried
 from kernelproof.properties.search import scheduler as scheduling
-from kernelproof.properties.search.scheduler import Ending, Question, Scheduler
+from kernelproof.properties.search.ending import Ending
+from kernelproof.properties.search.scheduler import Question, Scheduler
 from kernelproof.properties.worker.requests import DeviceLostError, HarnessError
 
 
