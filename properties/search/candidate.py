@@ -49,11 +49,10 @@ class Deadly:
             verdict: the verdict of the law.
             place: its place, as in the attribute.
         """
-        alike = verdict.status == self.verdict.status and (
-            verdict.kind == self.verdict.kind or verdict.status == "HANG"
-        )
         same = bool(place) and place == self.place
-        return alike and (same or not self.values or holds(problem, self.values))
+        return self.verdict.is_like(verdict) and (
+            same or not self.values or holds(problem, self.values)
+        )
 
 
 @dataclass

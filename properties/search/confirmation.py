@@ -29,13 +29,6 @@ class Failure:
     verdict: Verdict
     costly: bool = False
 
-    def is_like(self, verdict: Verdict) -> bool:
-        """Whether a verdict speaks of the same bug; a HANG's kind is where its process began."""
-        mine = self.verdict
-        return verdict.status == mine.status and (
-            verdict.kind == mine.kind or verdict.status == "HANG"
-        )
-
 
 class Confirmation:
     """Judges again what has failed.
@@ -71,7 +64,7 @@ class Confirmation:
         if not self._runner.always_fresh:
             self._runner.renew()
         again = self._runner.judge(smallest.problem, again=True)
-        return replace(smallest, verdict=again) if first.is_like(again) else first
+        return replace(smallest, verdict=again) if first.verdict.is_like(again) else first
 
     def in_fresh_process(self, failure: Failure) -> Verdict:
         """Return the verdict to report on a FAIL: FLAKY where it passes in a fresh process."""

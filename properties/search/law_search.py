@@ -1,7 +1,7 @@
 """The search for a counterexample to one law, from the first draw to the finding.
 
 It walks one way: ``Search`` draws and yields suspects, ``Confirmation`` makes failures of them,
-``Shrink`` makes one smaller, ``Confirmation`` judges the smallest once more. All of them ask the
+``LawShrink`` makes one smaller, ``Confirmation`` judges the smallest once more. All of them ask the
 same ``CaseRunner``, which counts in the law's report.
 """
 
@@ -25,7 +25,7 @@ from .case_runner import CaseRunner
 from .confirmation import Confirmation, Failure
 from .drawing import Search, SearchOptions
 from .hang_location import place_of, where_stuck
-from .shrinking import Shrink
+from .shrinking import LawShrink
 
 PATIENCE_SECONDS, TICK_SECONDS = 60.0, 0.05
 """Most seconds that a law waits until another one has shrunk the hang that both found, and seconds
@@ -59,7 +59,7 @@ class LawSearch:
         self._runner.report.floor = options.floor
         self._search = Search(self._runner, options, stopped)
         self._confirmation = Confirmation(self._runner)
-        self._shrink: Shrink | None = None
+        self._shrink: LawShrink | None = None
         self._deadly: Deadly | None = None
         self._noted: list[Failure] = []
         self._clock_offset = 0.0
@@ -130,7 +130,7 @@ class LawSearch:
             if self._shrink is not None:
                 if self._options.shrink and not self._shrink.first.costly:
                     self._shrink.simplify()  # this law may not need what another one did
-                    self._shrink.by_fields()
+                    self._shrink.by_fields(self._shrink.budget.extend())
                 return True
         return False
 
@@ -224,7 +224,7 @@ class LawSearch:
         if failure is None or self._noted_already(problem):
             return
         seconds = self._options.profile.shrink_seconds
-        self._shrink = Shrink(self._runner, failure, seconds, self._stopped)
+        self._shrink = LawShrink(self._runner, failure, seconds, self._stopped)
         # Announced at once, not when it is shrunk: laws beside this one would otherwise each lose
         # processes to the same hang.
         if failure.costly and failure.verdict.status in ("HANG", "CRASH"):
@@ -268,7 +268,7 @@ class LawSearch:
         if shrink.first.costly:
             shrink.smallest = self._confirmation.smallest(shrink.first, shrink.smallest)
         else:
-            shrink.by_fields()
+            shrink.by_fields(shrink.budget.extend())
             shrink.on_fewer_pages()
 
     def _finding(self) -> Finding | None:
@@ -286,7 +286,7 @@ class LawSearch:
             return replace(self._found(problem, verdict), entry=entry.id)
         return None
 
-    def _of_smallest(self, shrink: Shrink) -> Finding:
+    def _of_smallest(self, shrink: LawShrink) -> Finding:
         problem, verdict = shrink.smallest.problem, shrink.smallest.verdict
         # A HANG or a crash was judged in a fresh process by its confirmation.
         if self._runner.always_fresh or (self._options.confirm and verdict.status == "FAIL"):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Generic, Protocol, TypeVar
 
 from ...reference import Problem
-from ..space.axes import keeps
+from ..space.axes import Axes, keeps
 from ..space.operations import on_fewer_pages, simplify
 from ..space.rounds import Counterexample, Enough
 from ..verdicts.verdict import Verdict
@@ -29,6 +30,21 @@ MOST_SIMPLIFYING = 400
 """Most problems that simplifying may judge."""
 LITTLE_SECONDS = 0.1
 """Mean seconds of a passing problem below which shrinking tries many of them to avoid a failure."""
+
+
+class Failing(Protocol):
+    """A problem that has failed, with the verdict that says how."""
+
+    @property
+    def problem(self) -> Problem:
+        """The problem on which it failed."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on the problem."""
+
+
+T = TypeVar("T", bound=Failing)
 
 
 class ShrinkBudget:
@@ -75,13 +91,70 @@ class ShrinkBudget:
         return not passed or sum(passed) / len(passed) < LITTLE_SECONDS
 
 
-class Shrink:
+class Shrink(Generic[T]):
     """Looks for the smallest problem that fails as the first one did.
+
+    What fails alike is for others to say: verdicts of one law, or of a law with two releases.
+
+    Args:
+        first: the confirmed failure.
+        axes: what may be asked for.
+        again: judges another problem; returns its failure, None where it does not fail alike, and
+            once the budget is spent.
+        cheap: whether problems that pass have cost little so far.
 
     Attributes:
         first: the confirmed failure.
-        budget: what it may cost.
         smallest: the last one that was found to fail alike.
+    """
+
+    def __init__(
+        self,
+        first: T,
+        axes: Axes,
+        again: Callable[[Problem], T | None],
+        cheap: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.first = self.smallest = first
+        self._axes, self._again, self._cheap = axes, again, cheap
+
+    def fails(self, problem: Problem) -> bool:
+        """Whether a problem fails as the first one did; False too once the budget is spent."""
+        failure = self._again(problem)
+        if failure is not None:
+            self.smallest = failure
+        return failure is not None
+
+    def simplify(self) -> None:
+        """Take away what the problem does not need to fail, in few failures."""
+        simplify(self.smallest.problem, self._axes, self.fails, self._cheap)
+
+    def by_fields(self, budget: Limit) -> None:
+        """Put options back and lower lengths one by one, while the same fault is found."""
+        fault = self.smallest.verdict
+        simplified(self.smallest.problem, lambda problem: self._is_fault(problem, fault), budget)
+
+    def _is_fault(self, problem: Problem, fault: Verdict) -> bool:
+        """Whether a problem fails by this fault; if not, the smallest stays what it was."""
+        before = self.smallest
+        # Simplest values may lie outside of a restricted space, such as that of ``--only``.
+        if not keeps(self._axes, problem, before.problem):
+            return False
+        if self.fails(problem) and _alike(self.smallest.verdict, fault):
+            return True
+        self.smallest = before
+        return False
+
+    def on_fewer_pages(self) -> None:
+        """Take larger pages where the problem still fails on them."""
+        any(map(self.fails, on_fewer_pages(self.smallest.problem, self._axes)))
+
+
+class LawShrink(Shrink[Failure]):
+    """Shrinks the failure of a law, within a budget.
+
+    Attributes:
+        budget: what it may cost.
     """
 
     def __init__(
@@ -91,23 +164,21 @@ class Shrink:
         seconds: float,
         stopped: Callable[[], bool],
     ) -> None:
-        self.first = self.smallest = first
         self.budget = ShrinkBudget(runner, seconds, costly=first.costly)
         self._runner, self._stopped = runner, stopped
+        super().__init__(first, runner.candidate.axes, self._judge, self.budget.passing_is_cheap)
 
-    def fails(self, problem: Problem) -> bool:
-        """Whether a problem fails as the first one did; False too once the budget is spent."""
+    def _judge(self, problem: Problem) -> Failure | None:
         # A verdict that is known costs nothing, so it is given after the budget too: Hypothesis,
         # which replays its examples, would call a changed answer flaky.
         if problem.id not in self._runner.verdicts and (self.budget.spent() or self._stopped()):
-            return False
+            return None
         # The smallest is confirmed with the full deadline.
         verdict = self._runner.judge(problem, hurried=self.first.costly)
         # Another bug: shrinking must not slip from one into the other.
-        if not verdict.bad or not self.first.is_like(verdict):
-            return False
-        self.smallest = replace(self.first, problem=problem, verdict=verdict)
-        return True
+        if not self.first.verdict.is_like(verdict):
+            return None
+        return replace(self.first, problem=problem, verdict=verdict)
 
     def show(self, problem: Problem) -> None:
         """Have Hypothesis shrink a problem that fails; not a costly one, as it begins from above.
@@ -118,35 +189,6 @@ class Shrink:
         """
         if self.fails(problem):
             raise Enough if self.first.costly else Counterexample
-
-    def simplify(self) -> None:
-        """Take away what the problem does not need to fail, in few failures."""
-        axes = self._runner.candidate.axes
-        simplify(self.smallest.problem, axes, self.fails, self.budget.passing_is_cheap)
-
-    def by_fields(self) -> None:
-        """Put options back and lower lengths one by one, while the same fault is found."""
-        fault = self.smallest.verdict
-        simplified(
-            self.smallest.problem,
-            lambda problem: self._is_fault(problem, fault),
-            self.budget.extend(),
-        )
-
-    def _is_fault(self, problem: Problem, fault: Verdict) -> bool:
-        """Whether a problem fails by this fault; if not, the smallest stays what it was."""
-        before, axes = self.smallest, self._runner.candidate.axes
-        # Simplest values may lie outside of a restricted space, such as that of ``--only``.
-        if not keeps(axes, problem, before.problem):
-            return False
-        if self.fails(problem) and _alike(self.smallest.verdict, fault):
-            return True
-        self.smallest = before
-        return False
-
-    def on_fewer_pages(self) -> None:
-        """Take larger pages where the problem still fails on them."""
-        any(map(self.fails, on_fewer_pages(self.smallest.problem, self._runner.candidate.axes)))
 
 
 def _alike(one: Verdict, other: Verdict) -> bool:

@@ -84,6 +84,11 @@ class Verdict:
         """Whether this is a finding."""
         return self.status in BAD
 
+    def is_like(self, other: Verdict) -> bool:
+        """Whether another one speaks of the same bug; a HANG's kind is where its process began."""
+        same_kind = self.kind == other.kind or self.status == "HANG" or not self.bad
+        return self.status == other.status and same_kind
+
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dictionary."""
         optional = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,8 @@ from ....properties.findings.ledger import CASE_SCHEMA as CASE
 from ....properties.findings.ledger import Entry
 from ....properties.isolation.outcome import ABORTED_FOR_MEMORY, KILLED, KILLED_FOR_MEMORY
 from ....properties.search.ending import EndedError
-from ....properties.space.operations import simplify
+from ....properties.search.shrinking import Shrink
+from ....properties.search.simplify import Limit
 from ....properties.verdicts.contained import OUT_OF_MEMORY
 from ....properties.verdicts.text import compact, count_of
 from ....properties.verdicts.verdict import Verdict
@@ -37,7 +39,7 @@ STILL, FIXED, HANG, KNOWN = "still-failing", "fixed", "hang", "known-of-both"
 FLAKY, FLAKY_BEFORE = "flaky", "baseline-flaky"
 CONFIRMED = "confirmed"
 SEVERE = ("HANG", "CRASH")
-MOST_TRIES, MOST_DEATHS = 40, 4
+MOST_TRIES, MOST_DEATHS = 80, 4
 """Most tries of shrinking a problem, and most of them that may cost a process."""
 LOOKS = 3
 """Most runs of a baseline that is wrong where the candidate hangs or dies, for all such failures of
@@ -218,7 +220,7 @@ def _groups(
         change = change_of(tried, found)
         if change:
             entry = entry_of(tried, change, found, context)
-            verdict = _telling(tried, change)
+            verdict = tried.verdict
             where = entry.id if entry else f"{verdict.status} {verdict.kind}"
             groups.setdefault((change, where), []).append((tried, entry))
     return groups
@@ -294,12 +296,6 @@ def change_of(tried: Tried, found: Surveyed) -> str:
     return FIXED if old and tried.judged(CANDIDATE) else ""
 
 
-def _telling(tried: Tried, change: str) -> Verdict:
-    """Return the verdict that a finding is about."""
-    failing = [side for side in reversed(SIDES) if tried.bad(side)]
-    return tried.verdicts[BASELINE if change == FIXED else failing[0]]
-
-
 def entry_of(tried: Tried, change: str, found: Surveyed, context: Context) -> Entry | None:
     """Return the ledger's entry that explains a change, if one does."""
     side = BASELINE if change == FIXED else CANDIDATE
@@ -316,7 +312,7 @@ def _finding(shown: Shown, found: Compared, context: Context) -> tuple[Finding, 
         change = FLAKY if tried.bad(CANDIDATE) else FLAKY_BEFORE
     elif entry is None and shown.settled and not tried.case:  # a stored case is small already
         tried = _shrink(tried, found, context.bench)
-    verdict = _telling(tried, change)
+    verdict = tried.verdict
     words = WORDS[change].format(**context.names)
     message = f"{found.name}: {words}: {verdict.message or verdict.status}"
     if shown.missed and shown.again:
@@ -366,33 +362,27 @@ def _shrink(tried: Tried, found: Compared, bench: Bench) -> Tried:
     """Make the problem of a failure small: the smaller one fails on the same sides, and alike."""
     if found.axes is None:
         return tried
-    best, tries, deaths = [tried], 0, 0
+    budget, deaths = Limit(math.inf, MOST_TRIES), 0  # not by the clock: it goes on alike
 
-    def fails(problem: Problem) -> bool:
-        nonlocal tries, deaths
-        if tries >= MOST_TRIES or deaths >= MOST_DEATHS:
-            return False
-        tries += 1
+    def again(problem: Problem) -> Tried | None:
+        nonlocal deaths
+        if deaths >= MOST_DEATHS or budget.spent():
+            return None
         verdicts = {}
         for side in found.runs:
             request = found.addresses[side].case(tried.law, problem)
             outcome = bench.sides[side].ask(request, DEADLINES)
             deaths += outcome.died
             verdicts[side] = answer_of(outcome)
-        if not all(_alike(verdicts[side], tried.verdicts[side]) for side in found.runs):
-            return False
-        best.append(replace(tried, problem=problem, verdicts=verdicts, found_by=DRAWN, case=None))
-        return True
+        if not all(tried.verdicts[side].is_like(verdicts[side]) for side in found.runs):
+            return None
+        return replace(tried, problem=problem, verdicts=verdicts, found_by=DRAWN, case=None)
 
+    shrink = Shrink(tried, found.axes, again)
     with suppress(EndedError):  # the smallest so far fails too
-        simplify(tried.problem, found.axes, fails, lambda: True)
-    return best[-1]
-
-
-def _alike(one: Verdict, other: Verdict) -> bool:
-    if one.bad or other.bad:
-        return (one.status, one.kind) == (other.status, other.kind)
-    return one.status == other.status
+        shrink.simplify()
+        shrink.by_fields(Limit(math.inf, MOST_TRIES))
+    return shrink.smallest
 
 
 def _side(verdict: Verdict | None) -> dict[str, Any]:
@@ -419,7 +409,7 @@ def _write_case(tried: Tried, found: Compared, plan: Plan) -> Path:
         "operation": None,
         "problem": tried.problem.to_json(),
         "device": plan.device,
-        "verdict": _telling(tried, STILL).to_json(),
+        "verdict": tried.verdict.to_json(),
         **({"soak": plan.soak} if tried.law == "soak" else {}),
     }
     Output("--cases", path).write(data)

@@ -79,6 +79,11 @@ class Tried:
         verdict = self.verdicts.get(side)
         return verdict is not None and verdict.bad
 
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict of the side that failed; that of the candidate where both did."""
+        return next(self.verdicts[side] for side in reversed(SIDES) if self.bad(side))
+
     def judged(self, side: str) -> bool:
         """Whether a side was judged at all."""
         verdict = self.verdicts.get(side)

@@ -206,7 +206,7 @@ def test_a_device_that_is_lost_while_failures_are_made_small_is_told_with_the_an
         message = "cuda did not come back"
         raise DeviceLostError(message)
 
-    monkeypatch.setattr("kernelproof.ci.bump.behaviour.outcomes.simplify", lose)
+    monkeypatch.setattr("kernelproof.properties.search.shrinking.simplify", lose)
     alone = ["--implementation", "subjects.py:plain", *COMPARED[:4], *COMPARED[8:]]
     assert main(["bump", "old", "new", *alone, "--json", "r.json"]) == 3
     report = read(here / "r.json")
