@@ -88,7 +88,7 @@ class Scheduler:
         if not self.ending.stopped():
             work = partial(self._leased, question)
             owner = question.about.reference
-            future = self._asking.submit(question.rank, work, owner)
+            future = self._asking.submit(work, question.rank, owner=owner)
             self._expect(future, question.about, question.take)
 
     def ask_beside(

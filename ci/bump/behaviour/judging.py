@@ -24,7 +24,7 @@ from ....properties.findings.ledger import Entry
 from ....properties.laws import Law, laws_of
 from ....properties.search.building import compilers
 from ....properties.search.ending import EndedError, Ending
-from ....properties.search.priority_executor import FairExecutor, PriorityExecutor
+from ....properties.search.priority_executor import FairQueue, PriorityExecutor
 from ....properties.space.drawers import drawers_for
 from ....properties.verdicts.text import count_of
 from ....properties.verdicts.verdict import Verdict
@@ -89,7 +89,7 @@ class Judging:
         self._bench, self._builders, self._seen = bench, builders, seen
         threads = bench.plan.threads
         self._drawers = drawers_for(threads)  # processes, as many as there are cores for
-        self._judges = FairExecutor(threads)
+        self._judges = PriorityExecutor(threads, FairQueue())
         self._drawing = PriorityExecutor(max(DRAWING, self._drawers.processes))
         self._known: dict[str, Planned] = {}
         self._drawn: defaultdict[str, dict[str, int]] = defaultdict(dict)
@@ -195,7 +195,7 @@ class Judging:
         self._submit(_stored(found, self._bench))
         for number, (law, count) in enumerate(laws_to_judge(found, self._bench.plan).items()):
             work = partial(self._draw, found, number, law, count)
-            self._drawing.submit(number, partial(self._guarded, work))
+            self._drawing.submit(partial(self._guarded, work), number)
 
     def _draw(self, found: Planned, number: int, law: Law, count: int) -> None:
         """Draw the problems of a law, the module of each noted; none once the time is over."""
@@ -228,7 +228,7 @@ class Judging:
                     self._waiting[place].append(task)
                     continue
             work = partial(self._guarded, partial(self._judge, task))
-            self._judges.submit(task.found.name, task.rank, work)
+            self._judges.submit(work, *task.rank, owner=task.found.name)
 
     def _release(self, module: Wanted) -> None:
         """Queue the problems of a module that is now built for both releases."""

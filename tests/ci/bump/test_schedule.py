@@ -201,7 +201,7 @@ class Schedule:
             seconds = 60 * build.wanted[0].found.build_minutes / COMPILERS_EACH
             self._at(self.now + seconds, partial(self._end, build))
         while self._free_judges and (taken := self._queue.take()) is not None:
-            _, task = taken
+            task = taken.item
             self._free_judges -= 1
             self._waiting[self._module(task)] -= 1
             slow = NO_MODULES.get(task.found.name, False)

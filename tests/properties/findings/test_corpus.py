@@ -254,10 +254,10 @@ class TestReplaying:
         submit = PriorityExecutor.submit
 
         def noted(
-            self: PriorityExecutor, rank: int, work: Callable[[], Any], owner: str
+            self: PriorityExecutor, work: Callable[[], Any], rank: int, owner: str
         ) -> Future[Any]:
             ranks.append(rank)
-            return submit(self, rank, work, owner)
+            return submit(self, work, rank, owner=owner)
 
         monkeypatch.setattr(PriorityExecutor, "submit", noted)
         for number in range(3):

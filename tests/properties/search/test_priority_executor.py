@@ -9,7 +9,6 @@ import pytest
 
 from kernelproof.properties.search.priority_executor import (
     LEAD,
-    FairExecutor,
     FairQueue,
     PriorityExecutor,
 )
@@ -18,10 +17,10 @@ from kernelproof.properties.search.priority_executor import (
 def test_the_lowest_rank_comes_first_whenever_it_came() -> None:
     started, order = threading.Event(), []
     with PriorityExecutor(1) as executor:
-        executor.submit(0, started.wait)
+        executor.submit(started.wait, 0)
         for rank, name in ((1, "early second"), (2, "early third"), (0, "late first")):
-            executor.submit(rank, lambda name=name: order.append(name))  # type: ignore[misc]
-        executor.submit(1, lambda: order.append("late second"))
+            executor.submit(lambda name=name: order.append(name), rank)  # type: ignore[misc]
+        executor.submit(lambda: order.append("late second"), 1)
         started.set()
     assert order == ["late first", "early second", "late second", "early third"]
 
@@ -29,10 +28,10 @@ def test_the_lowest_rank_comes_first_whenever_it_came() -> None:
 def test_results_errors_and_cancelled_work() -> None:
     started = threading.Event()
     with PriorityExecutor(1) as executor:
-        executor.submit(0, started.wait)
-        right = executor.submit(1, lambda: 7)
-        wrong = executor.submit(1, lambda: 1 // 0)
-        never = executor.submit(1, lambda: 8)
+        executor.submit(started.wait, 0)
+        right = executor.submit(lambda: 7, 1)
+        wrong = executor.submit(lambda: 1 // 0, 1)
+        never = executor.submit(lambda: 8, 1)
         assert never.cancel()
         started.set()
         assert right.result() == 7
@@ -52,14 +51,14 @@ def test_a_thread_prefers_owners_that_it_knows_and_new_ones_before_those_of_othe
 
     with PriorityExecutor(2) as executor:
         # Two threads, each with an owner; the second of them then waits.
-        executor.submit(0, partial(hold, begin), "mine")
-        executor.submit(0, partial(hold, end), "theirs")
+        executor.submit(partial(hold, begin), 0, owner="mine")
+        executor.submit(partial(hold, end), 0, owner="theirs")
         all_there.wait()
         ahead = 2 + LEAD
         works = ((1, "theirs"), (1, "mine"), (1, "new"), (2, "mine"), (ahead, "mine"))
         for rank, owner in works:
-            executor.submit(rank, partial(order.append, f"{owner} {rank}"), owner)
-        last = executor.submit(9 + LEAD, lambda: None, "mine")
+            executor.submit(partial(order.append, f"{owner} {rank}"), rank, owner=owner)
+        last = executor.submit(lambda: None, 9 + LEAD, owner="mine")
         begin.set()
         last.result()
         assert order == ["mine 1", "mine 2", "new 1", "theirs 1", f"mine {ahead}"]
@@ -76,11 +75,11 @@ def test_what_was_cancelled_is_nobodys_work() -> None:
         begin.wait()
 
     with PriorityExecutor(1) as executor:
-        executor.submit(1, first, "mine")
+        executor.submit(first, 1, owner="mine")
         begun.wait()
-        assert executor.submit(0, lambda: None, "theirs").cancel()
+        assert executor.submit(lambda: None, 0, owner="theirs").cancel()
         for rank, owner in ((1 + LEAD, "theirs"), (2 + LEAD, "mine"), (1 + LEAD, "new")):
-            executor.submit(rank, partial(order.append, owner), owner)
+            executor.submit(partial(order.append, owner), rank, owner=owner)
         begin.set()
     assert order == ["mine", "theirs", "new"]
 
@@ -93,10 +92,10 @@ def test_what_comes_late_with_a_low_rank_is_not_behind_what_a_thread_prefers() -
         started.wait()
 
     with PriorityExecutor(1) as executor:
-        executor.submit(LEAD + 1, first, "mine")
+        executor.submit(first, LEAD + 1, owner="mine")
         begun.wait()
-        executor.submit(LEAD + 1, lambda: order.append("mine"), "mine")
-        executor.submit(0, lambda: order.append("late"), "new")
+        executor.submit(lambda: order.append("mine"), LEAD + 1, owner="mine")
+        executor.submit(lambda: order.append("late"), 0, owner="new")
         started.set()
     assert order == ["late", "mine"]
 
@@ -108,22 +107,23 @@ def test_what_is_slow_leaves_the_others_their_time() -> None:
             queue.put(owner, (number,), number)
     taken = []
     for _ in range(22):
-        owner, number = queue.take() or ("", 0)
-        queue.end(owner, 10.0 if owner == "slow" else 1.0)
-        taken.append((owner, number))
+        queued = queue.take()
+        assert queued is not None
+        queue.end(queued.owner, 10.0 if queued.owner == "slow" else 1.0)
+        taken.append((queued.owner, queued.item))
     assert [number for owner, number in taken if owner == "slow"] == [0, 1]
     assert [number for owner, number in taken if owner == "quick"] == [*range(20)]
-    at_work = {owner for owner, _ in (queue.take() or ("", 0), queue.take() or ("", 0))}
+    at_work = {queued.owner for queued in (queue.take(), queue.take()) if queued is not None}
     assert at_work == {"slow", "quick"}  # several threads do not wait for one owner
 
 
 def test_fair_threads_do_the_lowest_rank_of_an_owner_first_and_hand_over_errors() -> None:
     started, order = threading.Event(), list[int]()
-    with FairExecutor(1) as executor:
-        executor.submit("other", (0,), started.wait)
+    with PriorityExecutor(1, FairQueue()) as executor:
+        executor.submit(started.wait, 0, owner="other")
         for rank in (2, 1, 3):
-            executor.submit("mine", (rank, 0), partial(order.append, rank))
-        wrong = executor.submit("mine", (4,), lambda: 1 // 0)
+            executor.submit(partial(order.append, rank), rank, 0, owner="mine")
+        wrong = executor.submit(lambda: 1 // 0, 4, owner="mine")
         started.set()
         with pytest.raises(ZeroDivisionError):
             wrong.result()
