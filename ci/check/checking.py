@@ -118,7 +118,7 @@ def _carry_out(
     required: RequiredClaims | None,
 ) -> int:
     started, failure = time.monotonic(), ""
-    with ended_by_signals(run.end):
+    with ended_by_signals(run.ending.end):
         with watch(console(sys.stderr), run, writer, _laws_by_operation(request)):
             try:
                 run.execute()

@@ -103,7 +103,7 @@ def tried(request: GatingRequest) -> Ended:
         trying = Trying(order, lambda line: err.print(Text(one_line(line), "dim"), soft_wrap=True))
     except UnsupportedError as error:
         raise MachineError(str(error)) from error
-    with ended_by_signals(trying.end):
+    with ended_by_signals(trying.ending.end):
         report = trying.execute()
         _write_cases(request, report)
     code, sentence = conclude(report, allow_incomplete=request.allow_incomplete)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ...properties.findings.names import Names, tell_apart
-from ...properties.findings.report import TIME, ImplementationReport, RunReport
+from ...properties.findings.report import INTERRUPTED, ImplementationReport, RunReport
+from ...properties.search.ending import Ending
 from ...properties.search.plan import Plan, first_laws, laws_planned
 from ...properties.search.progress import Progress
 from ...properties.space.profiles import Cost
@@ -96,6 +97,7 @@ class Fleet:
             seed = secrets.randbelow(2**31)
         # Examples are kept in a database of one machine.
         self.plan = replace(plan, seed=seed, examples=None)
+        self.ending = Ending(plan.seconds)
         self.progress = Progress()
         self.machines, self._journal = machines, journal
         self.costs: dict[str, Cost] = {}
@@ -111,7 +113,6 @@ class Fleet:
         self._lost: dict[str, str] = {}
         self._respawns = 0
         self._left: list[Any] = []
-        self._ended = self._asked_to_end = ""
         self._seconds = 0.0
         self._places: dict[str, int] = {}
         self._submitted: dict[tuple[str, str, int], float] = {}
@@ -126,10 +127,6 @@ class Fleet:
         """The kinds of machines."""
         return list(self.machines.chips)
 
-    def end(self, why: str) -> None:
-        """End the run early, from any thread or a handler of signals; see ``Run.end``."""
-        self._asked_to_end = why
-
     def execute(self) -> RunReport:
         """Run everything, and report what was learned even if the run ends early."""
         start = time.monotonic()
@@ -138,17 +135,14 @@ class Fleet:
         self._places = {chip: self.machines.free(chip) for chip in self.chips}
         try:
             self._begin_ready()
-            while self._queue or self._running:
+            while (self._queue or self._running) and not self.ending.due:
                 self._submit()
                 self._listen()
                 self._collect(TICK_SECONDS)
-                if time.monotonic() - start > self.plan.seconds:
-                    self.end(TIME)
-                if self._asked_to_end:
-                    self._end_early()
-                    break
+            if self._queue or self._running:
+                self._end_early()
         except KeyboardInterrupt:
-            self.end("interrupted")
+            self.ending.end(INTERRUPTED)
             self._end_early()
         finally:
             self._seconds = time.monotonic() - start
@@ -160,9 +154,9 @@ class Fleet:
         return self._report([chip], ended=True)
 
     def _end_early(self) -> None:
-        self._ended = self._asked_to_end
+        self.ending.ended = self.ending.asked
         self._queue.clear()
-        self.machines.end(self._ended)
+        self.machines.end(self.ending.ended)
         deadline = time.monotonic() + GRACE_SECONDS
         while self._running and time.monotonic() < deadline:
             self._listen()
@@ -170,7 +164,7 @@ class Fleet:
 
     def _begin_ready(self) -> None:
         """Queue the units that may begin; take the results that the journal has."""
-        if self._ended:
+        if self.ending.ended:
             return
         for work in self._works.values():
             while units := work.ready():
@@ -218,7 +212,7 @@ class Fleet:
                 work.again(unit, result.elsewhere)
             elif result is not None and result.run.lost:
                 self.machines.leave(result.node)
-                if self.machines.free(unit.chip) >= 0 and not self._ended:
+                if self.machines.free(unit.chip) >= 0 and not self.ending.ended:
                     work.again(unit)
                 else:
                     self._lost[unit.chip] = result.run.lost
@@ -339,5 +333,5 @@ class Fleet:
             distrust=self.plan.distrust,
             lost="; ".join(f"{chip}: {why}" for chip, why in self._lost.items() if chip in chips),
             left=list(self._left),
-            ended=self._ended,
+            ended=self.ending.ended,
         )

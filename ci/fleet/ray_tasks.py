@@ -100,7 +100,7 @@ class Teller(Progress):
             with suppress(ray.exceptions.RayError):
                 why = ray.get(self._bus.tell.remote(events), timeout=ANSWER_SECONDS)
                 if why and self._run is not None:
-                    self._run.end(why)
+                    self._run.ending.end(why)
             if last:
                 return
 

@@ -128,14 +128,6 @@ class Trying:
         pool = open_pool(order.device, size=jobs, standby=False, environment=environment)
         self._scheduler = Scheduler(pool, jobs, self.ending)
 
-    def end(self, why: str) -> None:
-        """End the run early, from any thread or a handler of signals: ``execute`` returns soon.
-
-        Args:
-            why: one of ``ENDINGS``.
-        """
-        self.ending.end(why)
-
     def execute(self) -> Report:
         """Try everything, and report what was learned even if the run ends early."""
         for name, reference in self.order.implementations.items():

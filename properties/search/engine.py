@@ -196,14 +196,6 @@ class Run:
         """The cost class of each implementation that was prepared, by its name."""
         return {name: candidate.cost for name, candidate in self.candidates.items()}
 
-    def end(self, why: str) -> None:
-        """End the run early, from any thread or a handler of signals: ``execute`` returns soon.
-
-        Args:
-            why: one of ``ENDINGS``.
-        """
-        self.ending.end(why)
-
     def execute(self) -> RunReport:
         """Run everything, and report what was learned even if the run ends early."""
         start, run = time.monotonic(), self.report

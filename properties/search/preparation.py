@@ -450,28 +450,29 @@ def _time(
 
 def module_keys(worker: Worker, address: Address) -> Keys:
     """Return a function that asks for the key of the module of each of some problems."""
-
-    def keys(problems: Sequence[Problem]) -> list[str | None]:
-        asked = [problem.to_json() for problem in problems]
-        reply = _ask(worker, address, "modules", problems=asked)
-        if "error" in reply:
-            raise HarnessError(str(reply["error"]))
-        return list(reply["keys"])
-
-    return keys
+    return lambda problems: list(_of_each(worker, address, "modules", problems)["keys"])
 
 
 def module_libraries(worker: Worker, address: Address) -> Libraries:
     """Return a function that asks what is compiled for the module of each of some problems."""
+    return lambda problems: [
+        (name, exists)
+        for name, exists in _of_each(worker, address, "libraries", problems)["libraries"]
+    ]
 
-    def libraries(problems: Sequence[Problem]) -> list[tuple[str, bool]]:
-        asked = [problem.to_json() for problem in problems]
-        reply = _ask(worker, address, "libraries", problems=asked)
-        if "error" in reply:
-            raise HarnessError(str(reply["error"]))
-        return [(name, exists) for name, exists in reply["libraries"]]
 
-    return libraries
+def _of_each(
+    worker: Worker, address: Address, task: str, problems: Sequence[Problem]
+) -> dict[str, Any]:
+    """Ask something about each of some problems.
+
+    Raises:
+        HarnessError: there is no answer.
+    """
+    reply = _ask(worker, address, task, problems=[problem.to_json() for problem in problems])
+    if "error" in reply:
+        raise HarnessError(str(reply["error"]))
+    return reply
 
 
 def _time_larger(worker: Worker, address: Address, problem: Problem, small: Timing) -> Timing:

@@ -329,7 +329,7 @@ class _Ending(Progress):
 
     def judged(self, name: str, count: int) -> None:
         del name, count
-        self.run.end("time")
+        self.run.ending.end("time")
 
 
 def test_laws_that_have_not_begun_when_the_run_ends_are_named() -> None:
