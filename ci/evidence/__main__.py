@@ -10,8 +10,8 @@ A file of ``--json`` or ``--evidence`` becomes, by its kind:
 - ``support --compile``: a line a unit in ``compile-DATE.json``;
 - ``check``, ``gate`` and ``bump``: in ``caught.json``, the laws that found each ledger entry.
 
-What is added replaces what was kept of the same bug or unit, and of the same cell if that is not
-newer. The others stay as they are.
+What is added replaces what was kept of the same unit, and of the same bug or cell if that is not
+newer: the newest measurement wins, whatever it says. The others stay as they are.
 
 Exit code 2: a file cannot be read, or holds no run that can be kept; files before it are kept.
 """

@@ -30,7 +30,7 @@ from .shapes import Bug, Bump, Comparison, Finding, KeptBug, KeptScore, Report, 
 T = TypeVar("T")
 Added = dict[str, tuple[str, list[str]]]
 """The text of each file that keeps a run, by its name, and what is said of it."""
-KEPT = "kept"
+KEPT, OLDER = "kept", "older than what is kept"
 TILE = "tile"
 """The control of faults in Triton kernels, which are scored where Triton is and not kept."""
 
@@ -43,8 +43,8 @@ def add(path: Path, folder: Path = EVIDENCE) -> dict[str, list[str]]:
     """Add a run to the folder.
 
     Returns:
-        The names of the files that keep it, each with what is said of it: of cells, which are kept
-        and which are older than what is.
+        The names of the files that keep it, each with what is said of it: of bugs and cells, which
+        are older than what is kept.
 
     Raises:
         RunError, EvidenceError: the file, or a file that keeps such runs, cannot be read, or the
@@ -81,6 +81,8 @@ def add(path: Path, folder: Path = EVIDENCE) -> dict[str, list[str]]:
 def _with_bugs(path: Path, data: object, folder: Path) -> Added:
     """Return the kept scores of the operations of a run, with its bugs in their places.
 
+    Of two rows of a bug the newest measurement is kept, also where the bug survived only in it.
+
     Raises:
         RunError: the run cannot be kept, see ``_unfit``, or is of another profile than what is.
     """
@@ -99,21 +101,34 @@ def _with_bugs(path: Path, data: object, folder: Path) -> Added:
         comparison = run.comparison or Comparison()
         # Positions, since the names of the comparisons would be most of the file.
         comparisons = tuple(dict.fromkeys([*known.comparisons, *comparison.yardsticks]))
-        bugs = {each.name: each for each in known.bugs}
+        bugs: dict[str, KeptBug] = {}
+        for each in known.bugs:  # two of a name where branches were merged
+            bugs[each.name] = _newest(bugs.get(each.name), each)
+        older: list[str] = []
         for each in (one for one in scored if one.operation == operation):
-            bugs[each.name] = KeptBug(
+            before = bugs.get(each.name)
+            new = KeptBug(
                 name=each.name,
                 control=each.control,
                 killed=each.killed,
                 judged=each.judged,
                 seconds=None if each.seconds is None else round(each.seconds, 1),
                 laws=each.laws,
-                rejected_by=_rejected_by(each.name, comparison, comparisons, bugs.get(each.name)),
+                rejected_by=_rejected_by(each.name, comparison, comparisons, before),
+                date=run.date,
             )
+            bugs[each.name] = _newest(before, new)
+            if bugs[each.name] is before:
+                older.append(f"{each.name}: {OLDER}")
         rows = tuple(sorted(bugs.values(), key=lambda row: row.name))
         score = KeptScore(operation, known.profile, comparisons, rows)
-        files[name] = _lines(msgspec.to_builtins(score), "bugs"), [KEPT]
+        files[name] = _lines(msgspec.to_builtins(score), "bugs"), older or [KEPT]
     return files
+
+
+def _newest(before: KeptBug | None, each: KeptBug) -> KeptBug:
+    """Return the row of the later run, whatever became of the bug; the second of one date."""
+    return each if before is None or each.date >= before.date else before
 
 
 def _unfit(run: Score, scored: Sequence[Bug]) -> str:
@@ -178,7 +193,7 @@ def _with_cells(path: Path, data: object, folder: Path) -> Added:
     ]
     told = [
         f"{each.implementation}, {each.cell}: "
-        f"{KEPT if each.date == last[_question(each)] else 'older than what is kept'}"
+        f"{KEPT if each.date == last[_question(each)] else OLDER}"
         for each in tried
     ]
     file = {"schema": GATING, "target": newest.target, "date": newest.date, "trials": rows}

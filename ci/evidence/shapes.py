@@ -7,8 +7,13 @@ from typing import Any
 import msgspec
 
 
-class KeptBug(msgspec.Struct, kw_only=True):
-    """What became of a seeded bug or control; ``rejected_by`` are positions of comparisons."""
+class KeptBug(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What became of a seeded bug or control.
+
+    Attributes:
+        rejected_by: positions of the comparisons that rejected it.
+        date: date of the run that scored it; empty in rows of before rows had one.
+    """
 
     name: str
     control: str
@@ -17,6 +22,7 @@ class KeptBug(msgspec.Struct, kw_only=True):
     seconds: float | None
     laws: tuple[str, ...]
     rejected_by: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
+    date: str = ""
 
 
 class KeptScore(msgspec.Struct):
@@ -55,6 +61,7 @@ class Score(msgspec.Struct):
     shortfalls: tuple[str, ...]
     comparison: Comparison | None
     bugs: tuple[Bug, ...]
+    date: str = ""
 
 
 class Device(msgspec.Struct):

@@ -43,7 +43,7 @@ def test_a_bug_is_added_to_a_score_and_the_others_stay(tmp_path: Path) -> None:
     after = {each["name"]: each for each in read(kept)["bugs"]}
     new = after.pop(name)
     assert {**after, name: before[name]} == before
-    assert new.keys() == before[name].keys()
+    assert new.keys() == before[name].keys() | {"date"}
     assert new["killed"]
     assert "parity" in new["laws"]
     names = read(kept)["comparisons"]
@@ -75,6 +75,34 @@ def test_a_score_that_looked_less_is_not_kept(tmp_path: Path) -> None:
         with pytest.raises(RunError, match=told):
             add(written(run, less), tmp_path)
     assert read(tmp_path / name)["bugs"] == [row]
+
+
+def test_the_newest_measurement_of_a_bug_is_kept_whatever_it_says(tmp_path: Path) -> None:
+    def added(date: str, **fields: object) -> tuple[bool, str]:
+        run = written(tmp_path / "run.json", score(bug(**fields), date=date))
+        ((name, (said,)),) = add(run, tmp_path).items()
+        (row,) = read(tmp_path / name)["bugs"]
+        return row["killed"], said
+
+    assert added("2026-01-02") == (True, "kept")
+    assert added("2026-01-01", killed=False) == (True, "a: older than what is kept")
+    assert added("2026-01-03", killed=False) == (False, "kept")
+    assert added("2026-01-02") == (False, "a: older than what is kept")
+    assert added("2026-01-04") == (True, "kept")
+
+
+@pytest.mark.parametrize("dates", [("2026-01-02", "2026-01-01"), ("2026-01-02", "")])
+@pytest.mark.parametrize("turn", [1, -1])
+def test_of_two_rows_of_a_bug_in_a_merged_file_the_newest_is_kept(
+    tmp_path: Path, dates: tuple[str, str], turn: int
+) -> None:
+    row = {key: value for key, value in bug().items() if key != "operation"}
+    rows = [row | {"date": dates[0]}, row | {"killed": False, "date": dates[1]}][::turn]
+    kept = {"operation": "route", "profile": "gate", "comparisons": [], "bugs": rows}
+    written(tmp_path / "score-route.json", kept)
+    add(written(tmp_path / "run.json", score(bug(name="b"))), tmp_path)
+    found = {each["name"]: each["killed"] for each in read(tmp_path / "score-route.json")["bugs"]}
+    assert found == {"a": True, "b": True}
 
 
 def test_a_score_that_falls_short_is_kept(tmp_path: Path) -> None:
