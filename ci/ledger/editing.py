@@ -17,7 +17,7 @@ from typing import Any
 
 import tomlkit
 from tomlkit import TOMLDocument
-from tomlkit.items import AoT, Table
+from tomlkit.items import AoT, Item, Key, Table
 
 from ...fixtures import files_of
 from ...impl.registry import BUILT_IN, built_in_provider
@@ -145,6 +145,11 @@ def _cut_end(entry: Table) -> str:
     body = entry.value.body
     while isinstance(body[-1][1], Table) and body[-1][1].value.body:
         body = body[-1][1].value.body
+    return _cut_comments(body)
+
+
+def _cut_comments(body: list[tuple[Key | None, Item]]) -> str:
+    """Remove the comments and blank lines at the end of a body, and return them."""
     count = len(list(itertools.takewhile(lambda item: item[0] is None, reversed(body))))
     at = len(body) - count
     end = "".join(item.as_string() for _, item in body[at:])
@@ -153,8 +158,12 @@ def _cut_end(entry: Table) -> str:
 
 
 def _move(text: str, following: Table | None, document: TOMLDocument) -> None:
-    """Put comments and blank lines in front of an entry, or at the end where none follows."""
+    """Put comments and blank lines in front of an entry, or behind the last one.
+
+    There they stand in front of the comments at the end of the file.
+    """
     if following is None:
+        text += _cut_comments(document.body)
         document.body.extend(tomlkit.parse(text).body)
     else:
         following.trivia.indent = text + following.trivia.indent.lstrip("\n")

@@ -548,7 +548,8 @@ def test_a_retired_entry_leaves_the_comments_around_it(ledger: Path, number: int
     report(ledger.parent, passing)
     assert update(ledger) == 0
     text = ledger.read_text()
-    assert all(comment in text for comment in [*comments, "# The end.\n"])
+    places = [text.index(comment) for comment in [*comments, "# The end.\n"]]
+    assert places == sorted(places)
     assert all((block in text) == (n != number) for n, block in enumerate(blocks))
     assert [each.id for each in load_ledger(str(ledger)).entries] == [
         name for n, name in enumerate(names) if n != number
