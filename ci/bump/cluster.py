@@ -17,6 +17,7 @@ from ...impl.targets.unpacked import folders
 from ...properties.findings.cases import from_here
 from ...properties.findings.files import dumps
 from ...properties.search.ending import Ending
+from ..answers.journal import Journal
 from ..console.errors import MACHINE, MachineError, UsageRefusedError
 from ..console.lines import tell as tell_line
 from ..console.outputs import Outputs
@@ -29,7 +30,6 @@ from ..fleet.units import Unit
 from .command import Request, compare, seconds_of, tell
 from .report.contents import refused
 from .report.merging import join
-from .sides.journal import Journal
 from .sides.plan import signalled
 from .verdicts.policy import load_policy
 

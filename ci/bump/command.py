@@ -29,6 +29,7 @@ from ...properties.isolation.machine import cores
 from ...properties.isolation.spawning import kill_children
 from ...properties.search.ending import EndedError, Ending
 from ...properties.space.profiles import PROFILES, asked_for
+from ..answers.journal import Journal, JournalError
 from ..console.errors import INCOMPLETE, MachineError, UsageRefusedError
 from ..console.evidence_file import as_evidence
 from ..console.outputs import Outputs
@@ -62,7 +63,6 @@ from .behaviour.watching import progress
 from .report.contents import refused, to_json, with_actions
 from .report.outline import print_report, to_junit, to_markdown
 from .report.page import to_page
-from .sides.journal import Journal, JournalError
 from .sides.plan import SOAK_ON_CPU, Plan, end_of, over
 from .sides.releases import BASELINE, CANDIDATE, SIDES, identity_of
 from .surface.uses import Source
@@ -209,7 +209,7 @@ def compare(request: Request, ending: Ending) -> tuple[dict[str, Any], Sequence[
                 comparison = Comparison(request.sides, chips, request.compared)
                 steps = _steps(request, comparison, bench, policy, machine, sources)
                 comparison = _last(steps, comparison, ending)
-    except JournalError:  # of another comparison, whose outputs these may be
+    except JournalError:  # of another run, whose outputs these may be
         raise
     except (UsageRefusedError, MachineError) as error:
         report = refused(

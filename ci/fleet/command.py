@@ -15,12 +15,17 @@ from rich.text import Text
 from ...properties.findings.report import RunReport
 from ...properties.search.plan import Plan
 from ...properties.verdicts.text import one_line
+from ..answers.identity import plan_identity
+from ..answers.journal import Journal
+from ..console.lines import tell
 from ..reports.display import style_of
 from ..reports.json_report import to_json
 from ..reports.summary import Summary, state
 from .fleet import Fleet
-from .journal import Journal
 from .ray_machines import RayMachines, connected
+
+JOURNAL = Path("fleet", "journal.jsonl")
+"""Path of a journal below a run's folder of cases."""
 
 
 @contextmanager
@@ -32,7 +37,14 @@ def fleet_at(address: str, plan: Plan, cases: Path, *, resume: bool) -> Iterator
         MachineError: no cluster answers, or it has no machine that can be used.
     """
     with connected(address):
-        yield Fleet(plan, RayMachines(plan.device, plan.jobs), Journal(cases, plan, resume=resume))
+        machines = RayMachines(plan.device, plan.jobs)
+        with Journal(cases / JOURNAL, flag="--cases") as journal:
+            journal.start(plan_identity(plan), resume=resume, tell=_note)
+            yield Fleet(plan, machines, journal)
+
+
+def _note(line: str) -> None:
+    tell(f"kernelproof: {line}", err=True)
 
 
 def print_chips(out: Console, fleet: Fleet) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import secrets
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +16,8 @@ from ...properties.search.ending import Ending
 from ...properties.search.plan import Plan, first_laws, laws_planned
 from ...properties.search.progress import Progress
 from ...properties.space.profiles import Cost
-from .journal import Journal
+from ..answers.identity import with_seed
+from ..answers.journal import Journal
 from .units import Job, Unit, UnitResult, Work
 
 TICK_SECONDS = 0.2
@@ -92,14 +92,12 @@ class Fleet:
     """
 
     def __init__(self, plan: Plan, machines: Machines, journal: Journal | None = None) -> None:
-        seed = plan.seed
-        if plan.profile.explore and not seed:
-            seed = secrets.randbelow(2**31)
+        self._journal = journal or Journal(None)
         # Examples are kept in a database of one machine.
-        self.plan = replace(plan, seed=seed, examples=None)
+        self.plan = replace(with_seed(plan, self._journal), examples=None)
         self.ending = Ending(plan.seconds)
         self.progress = Progress()
-        self.machines, self._journal = machines, journal
+        self.machines = machines
         self.costs: dict[str, Cost] = {}
         self.builds: dict[str, float] = {}
         self._works = {
@@ -170,7 +168,9 @@ class Fleet:
             while units := work.ready():
                 known = False
                 for unit in units:
-                    result = self._journal.result_of(unit) if self._journal else None
+                    result = self._journal.recall(
+                        unit.question, lambda answer: UnitResult.from_data(answer["result"])
+                    )
                     if result is None:
                         heapq.heappush(self._queue, (work.rank(unit), next(self._count), unit))
                     else:
@@ -219,8 +219,9 @@ class Fleet:
                     self._take(unit, result)
             elif result is not None:
                 self._note(unit, result)
-                if self._journal is not None and not result.ended_early:
-                    self._journal.keep(unit, result)
+                if not result.ended_early:
+                    answer = {"unit": unit.key, "result": result.to_data()}
+                    self._journal.keep(unit.question, answer)
                 self._listen()
                 self._take(unit, result)
             elif ended.error:

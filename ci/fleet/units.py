@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from ...properties.search.plan import NOTHING, Learned, Part, Plan, first_laws, 
 from ...properties.search.progress import Progress
 from ...properties.space.axes import Axes
 from ...properties.space.profiles import Cost
+from ..answers.records import from_data, to_data
 
 UNIT_SECONDS = 60.0
 """Seconds that a later unit is to take; starting its processes takes some of its own."""
@@ -65,6 +66,12 @@ class Unit:
     def key(self) -> tuple[str, str, int]:
         """Chip, implementation and number, which identify the unit."""
         return self.chip, self.implementation, self.number
+
+    @property
+    def question(self) -> dict[str, Any]:
+        """The question that its result answers in a journal; it is the same on every node."""
+        told = (each for each in fields(self) if each.compare)
+        return {"unit": {each.name: to_data(getattr(self, each.name)) for each in told}}
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,15 @@ class UnitResult:
     def ended_early(self) -> bool:
         """Whether it ended before it was done: another run would learn more."""
         return bool(self.run.ended or self.run.lost)
+
+    def to_data(self) -> dict[str, Any]:
+        """Return it as a journal keeps it."""
+        return {name: to_data(each) for name, each in vars(self).items()}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> UnitResult:
+        """Make it again from what ``to_data`` has written."""
+        return cls(**from_data(data))
 
 
 def later_laws(laws: Sequence[Law], seconds: float) -> list[tuple[str, ...]]:

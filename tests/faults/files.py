@@ -27,7 +27,7 @@ READERS = {
     "pins": (TEXT, "bump 0.6.13 --candidate-from {file}"),
     "compile evidence": (JSON, "impl.gating.knowledge:read_compilation"),
     "gating evidence": (JSON, "impl.gating.knowledge:read_trials"),
-    "journal": (TEXT, "ci.bump.sides.journal:Journal"),
+    "journal": (TEXT, "ci.answers.journal:Journal"),
 }
 """The language and the command of each, or the function that its command calls."""
 SUFFIX = {JSON: "json", TOML: "toml", TEXT: "txt"}
@@ -96,7 +96,7 @@ ENTRY: dict[str, Any] = {
     "case": "case.json",
 }  # fmt: skip
 COSTS = {"schema": "kernelproof-costs-1", "profile": "gate", "device": "cpu", "costs": {}}
-HEAD = b'{"schema": "kernelproof/bump-journal/2", "identity": {}}\n'
+HEAD = b'{"schema": "kernelproof/journal/1", "identity": {}}\n'
 
 
 def changed(data: dict[str, Any], place: str, value: object) -> bytes:
@@ -207,7 +207,7 @@ OWN: list[tuple[str, str, bytes, str]] = [
     ("journal", "another file", b"notes\n", "no journal"),
     ("journal", "deep head", b"[" * 100_000 + b"\n", "no journal"),
     ("journal", "head's shape", HEAD.replace(b"{}", b"[]"), "no journal"),
-    ("journal", "older schema", HEAD.replace(b"/2", b"/1"), "schema"),
+    ("journal", "older schema", HEAD.replace(b"/1", b"/0"), "schema"),
     ("journal", "deep line", HEAD + b"[" * 100_000 + b"\n", "line 2"),
     ("journal", "no UTF-8 in a line", HEAD + b"\xff\n", "line 2"),
     ("journal", "list", HEAD + b"[]\n", "line 2"),

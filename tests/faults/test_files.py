@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from kernelproof.ci.bump.sides.journal import Journal
+from kernelproof.ci.answers.journal import Journal
 from kernelproof.ci.cli import main
 from kernelproof.impl.gating import load_rules
 from kernelproof.tests.faults.files import CASE, FILES, READERS, SUFFIX, File

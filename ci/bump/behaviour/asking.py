@@ -16,7 +16,7 @@ from ....properties.isolation.workers import Deadlines, Worker, WorkerPool
 from ....properties.search.ending import EndedError, Ending
 from ....properties.verdicts.verdict import Verdict
 from ....properties.worker.requests import HarnessError, probe_device, verdict_of
-from ..sides.journal import Journal
+from ...answers.journal import Journal
 from ..sides.plan import Plan
 from ..sides.releases import Release
 from .records import LOST

@@ -10,10 +10,10 @@ from typing import Any
 import click
 
 from ....impl.gating.rules import ABSENT, COMPILED, UNJUDGED
+from ...answers.journal import Journal
 from ...compile.compiling import compile_support
 from ...console.errors import UsageRefusedError
 from ...releases.sandboxes import Tell
-from ..sides.journal import Journal
 from ..sides.releases import BASELINE, CANDIDATE, SIDES, Release
 from ..verdicts.findings import Finding, finding
 from ..verdicts.verdict import chip_name

@@ -25,11 +25,11 @@ from ....properties.isolation.workers import Deadlines
 from ....properties.search.ending import EndedError, Ending
 from ....properties.verdicts.text import count_of
 from ....properties.worker.requests import DeviceLostError, HarnessError
+from ...answers.journal import Journal
 from ...console.errors import INCOMPLETE, MACHINE, USAGE, MachineError
 from ...releases.packages import BEHAVIOUR, DECLARED, SPEED, SURFACE
 from ...releases.sandboxes import Tell
 from ...releases.subprocess_runner import run_to_end
-from ..sides.journal import Journal
 from ..sides.plan import EXAMINED, JUDGED, Plan, end_of
 from ..sides.releases import BASELINE, CANDIDATE, SIDES, Release, find_release
 from ..surface.callables import callables_of, used_of

@@ -1,1 +1,1 @@
-"""The two releases under comparison, what is asked of them, and the journal of answers."""
+"""The two releases under comparison, and what is asked of them."""

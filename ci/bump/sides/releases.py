@@ -7,7 +7,6 @@ same. Another interpreter brings its own. Kernelproof itself is this one on both
 from __future__ import annotations
 
 import atexit
-import hashlib
 import json
 import os
 import shutil
@@ -21,12 +20,11 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from .... import __version__
-from ....impl.registry import resolve_name
 from ....impl.targets.unpacked import FROM
 from ....properties.isolation.outcome import describe_exit
 from ....properties.isolation.workers import WorkerPool
 from ....properties.worker.pools import open_pool
+from ...answers.identity import code_identity, digest_of
 from ...console.errors import MACHINE, UsageRefusedError
 from ...releases.packages import FLASHINFER_PACKAGE, Package
 from ...releases.sandboxes import Tell, installed_folder, quietly, sandbox
@@ -35,9 +33,6 @@ BASELINE, CANDIDATE = "baseline", "candidate"
 SIDES = (BASELINE, CANDIDATE)
 ASK_SECONDS = 60.0
 PACKAGES = ("torch", "triton")
-ANSWERING = ("reference", "impl", "properties", "fixtures/support")
-"""Folders of Kernelproof whose code the workers run."""
-DIGITS = 12
 _QUESTION = """\
 import importlib.util, json, sys
 found = {"path": sys.path[1:]}
@@ -229,11 +224,7 @@ def identity_of(releases: Mapping[str, Release], implementations: Iterable[str])
         implementations: names or MODULE:NAME.
     """
     found = {f"{side} release": release_identity(each) for side, each in releases.items()}
-    for name in implementations:
-        path = Path(resolve_name(name).rpartition(":")[0])
-        if path.is_file():
-            found[f"implementation {path}"] = _digest([path.read_bytes()])
-    return {"code of kernelproof": f"{__version__} ({_own_code()})", **found}
+    return {**code_identity(implementations), **found}
 
 
 def release_identity(release: Release) -> str:
@@ -246,7 +237,7 @@ def release_identity(release: Release) -> str:
     versions = [name.removesuffix(".dist-info").rpartition("-")[2] for name in named]
     fixed = not (Path(release.given).expanduser().is_dir() or release.own_environment)
     content = _recorded(release) if fixed else _listed(release.folder / release.package.module)
-    return ", ".join([*versions, f"files {_digest(content)}", *_packages(release.path)])
+    return ", ".join([*versions, f"files {digest_of(content)}", *_packages(release.path)])
 
 
 def _recorded(release: Release) -> list[bytes]:
@@ -275,17 +266,3 @@ def _packages(path: Iterable[str]) -> Iterator[str]:
                 if found:
                     yield found[0].name.removesuffix(".dist-info")
                     break
-
-
-def _own_code() -> str:
-    root = Path(__file__).resolve().parents[3]
-    files = (path for name in ANSWERING for path in sorted((root / name).rglob("*.*")))
-    suffixes = (".py", ".toml")
-    return _digest(path.read_bytes() for path in files if path.suffix in suffixes)
-
-
-def _digest(parts: Iterable[bytes]) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()[:DIGITS]

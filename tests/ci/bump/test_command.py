@@ -711,7 +711,7 @@ def test_a_journal_of_another_comparison_is_refused(
     gate(here, *part)
     words = ["gate", "--baseline", "old", "--candidate", "new", "--resume", *part]
     assert main([*words, "--seed", "3"]) == 2
-    assert "is of another comparison: its profile is 'quick', not 'gate'" in capsys.readouterr().err
+    assert "is of another run: its profile is 'quick', not 'gate'" in capsys.readouterr().err
     (here / "j.jsonl").write_text("{}\n")
     assert main(words) == 2
     assert "is no journal" in capsys.readouterr().err

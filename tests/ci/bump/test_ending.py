@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
+from kernelproof.ci.answers.journal import Journal
 from kernelproof.ci.bump.behaviour import watching
 from kernelproof.ci.bump.behaviour.asking import Bench
 from kernelproof.ci.bump.behaviour.building import Builders, Wanted, ordered_builds
@@ -32,7 +33,6 @@ from kernelproof.ci.bump.behaviour.records import (
     Tried,
 )
 from kernelproof.ci.bump.behaviour.watching import Count
-from kernelproof.ci.bump.sides.journal import Journal
 from kernelproof.ci.bump.sides.plan import Plan
 from kernelproof.ci.bump.sides.releases import SIDES
 from kernelproof.ci.bump.verdicts.policy import DEFAULT

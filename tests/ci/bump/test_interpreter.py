@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from kernelproof.ci.answers.journal import Journal
 from kernelproof.ci.bump.behaviour.asking import Bench, Side
 from kernelproof.ci.bump.behaviour.preparing import survey_both
 from kernelproof.ci.bump.sides import releases
-from kernelproof.ci.bump.sides.journal import Journal
 from kernelproof.ci.bump.sides.plan import Plan
 from kernelproof.ci.bump.sides.releases import SIDES
 from kernelproof.ci.cli import main

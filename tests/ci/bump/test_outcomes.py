@@ -11,13 +11,13 @@ from typing import Any, cast
 
 import pytest
 
+from kernelproof.ci.answers.journal import Journal
 from kernelproof.ci.bump.behaviour import outcomes, steps
 from kernelproof.ci.bump.behaviour.asking import Bench
 from kernelproof.ci.bump.behaviour.numbers import implementation_json
 from kernelproof.ci.bump.behaviour.outcomes import MOST_LOOKS, Context, examine
 from kernelproof.ci.bump.behaviour.preparing import laws_to_judge
 from kernelproof.ci.bump.behaviour.records import Compared, Comparison, Surveyed, Tried
-from kernelproof.ci.bump.sides.journal import Journal
 from kernelproof.ci.bump.sides.plan import Plan
 from kernelproof.ci.bump.sides.releases import SIDES, Release
 from kernelproof.ci.bump.verdicts.findings import CHANGES, Finding

@@ -195,7 +195,7 @@ def test_a_failure_is_replayed_with_the_release_of_the_package(
     write(here / "engine", {"vllm/__init__.py": ""})
     words = ["--package", "triton", "old", "new", "--part", "behaviour", "--from", "engine"]
     assert main(["bump", *words, "--resume", *WORDS]) == 2
-    assert "is of another comparison: its from is []" in " ".join(capsys.readouterr().err.split())
+    assert "is of another run: its from is []" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_side_of_an_engine_is_its_python_files(here: Path) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from kernelproof.ci.answers.journal import Journal
 from kernelproof.ci.bump.behaviour import building
 from kernelproof.ci.bump.behaviour.asking import PATIENCE, Bench, Side
 from kernelproof.ci.bump.behaviour.building import (
@@ -31,7 +32,6 @@ from kernelproof.ci.bump.behaviour.building import (
 )
 from kernelproof.ci.bump.behaviour.judging import Judging, Task
 from kernelproof.ci.bump.behaviour.records import DEAR, TIME, Planned, Surveyed, Tried
-from kernelproof.ci.bump.sides.journal import Journal
 from kernelproof.ci.bump.sides.plan import JUDGED, Plan
 from kernelproof.ci.bump.sides.releases import SIDES
 from kernelproof.properties.findings.ledger import Ledger

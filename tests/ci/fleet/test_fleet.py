@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pickle
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from kernelproof.ci.console.errors import UsageRefusedError
+from kernelproof.ci.answers.identity import plan_identity
+from kernelproof.ci.answers.journal import Journal
 from kernelproof.ci.fleet.fleet import Ended, Event, Fleet
-from kernelproof.ci.fleet.journal import Journal
 from kernelproof.ci.fleet.units import Job, Unit, UnitResult, Work, run_unit
 from kernelproof.properties.findings.cases import CaseWriter
 from kernelproof.properties.findings.ledger import Ledger
@@ -102,6 +100,13 @@ def results(report: RunReport) -> Any:  # noqa: ANN401  JSON
     return without_clock([report.profile, report.seed, report.target, each])
 
 
+def journal_of(folder: Path, plan: Plan, *, resume: bool = False) -> Journal:
+    """Return the journal of a run in a folder; the run before it no longer holds it."""
+    journal = Journal(folder / "journal.jsonl", flag="--cases")
+    journal.start(plan_identity(plan), resume=resume)
+    return journal
+
+
 NAMES = ("honest_attention", "wrong_from_five", "absent")
 
 
@@ -121,12 +126,14 @@ def test_a_report_of_units_is_that_of_one_process(tmp_path: Path) -> None:
     alone = Run(plan_of(*NAMES)).execute()
     assert len(alone.findings) > 1
     plan, machines = plan_of(*NAMES), HereInTurn()
-    report = Fleet(plan, machines, Journal(tmp_path, plan, resume=False)).execute()
+    with journal_of(tmp_path, plan) as journal:
+        report = Fleet(plan, machines, journal).execute()
     assert results(report) == results(alone)
     assert {unit.number for unit in machines.ran} == {0, 1, 2, 3}
     # All of it is in the journal: whoever goes on from there runs nothing.
     again = HereInTurn(most=0)
-    resumed = Fleet(plan, again, Journal(tmp_path, plan, resume=True)).execute()
+    with journal_of(tmp_path, plan, resume=True) as journal:
+        resumed = Fleet(plan, again, journal).execute()
     assert results(resumed) == results(alone)
 
 
@@ -284,23 +291,14 @@ def test_units_run_on_the_machine_that_builds_their_modules() -> None:
 
 def test_what_an_interrupted_run_has_learned_is_gone_on_from(tmp_path: Path) -> None:
     plan = made_up_plan()
-    with pytest.raises(RuntimeError):
-        Fleet(plan, MadeUp(["a", "b"], most=3), Journal(tmp_path, plan, resume=False)).execute()
-    path = tmp_path / "fleet" / "journal.pickle"
+    with journal_of(tmp_path, plan) as journal, pytest.raises(RuntimeError):
+        Fleet(plan, MadeUp(["a", "b"], most=3), journal).execute()
+    path = tmp_path / "journal.jsonl"
     path.write_bytes(path.read_bytes()[:-5])  # the third is cut off
     machines = MadeUp(["a", "b"])
-    Fleet(plan, machines, Journal(tmp_path, plan, resume=True)).execute()
+    with journal_of(tmp_path, plan, resume=True) as journal:
+        Fleet(plan, machines, journal).execute()
     assert len(machines.ran) == 2
-
-
-def test_a_journal_of_another_run_is_refused(tmp_path: Path) -> None:
-    Journal(tmp_path, made_up_plan(), resume=False)
-    with pytest.raises(UsageRefusedError, match=r"of another run; different: seed, laws$"):
-        Journal(tmp_path, made_up_plan(seed=7, laws=("parity",)), resume=True)
-    path = tmp_path / "fleet" / "journal.pickle"
-    path.write_bytes(pickle.dumps(os.system))
-    with pytest.raises(UsageRefusedError, match="is no journal that this Kernelproof reads"):
-        Journal(tmp_path, made_up_plan(), resume=True)
 
 
 class Busy(HereInTurn):

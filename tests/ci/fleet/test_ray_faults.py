@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import shutil
 import subprocess
 import sys
@@ -15,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kernelproof.ci.bump.report.merging import join
+from kernelproof.ci.fleet.units import Unit, UnitResult
 from kernelproof.properties.findings.files import dumps
 from kernelproof.tests.bench.fleet_simulation import simulated, units_of
 from kernelproof.tests.ci.bump import test_command
 
 if TYPE_CHECKING:
-    from kernelproof.ci.fleet.units import Unit, UnitResult
     from kernelproof.tests.ci.fleet.conftest import Cluster
 
 SUBJECTS = Path(__file__).parent / "cluster_subjects.py"
@@ -33,7 +32,7 @@ NODES = [
     ("d", "sm100", {"PYTHONPATH": str(LACKING)}),
 ]
 """The nodes of this module's cluster: name, chip, environment."""
-JOURNAL = Path(".kernelproof", "cases", "fleet", "journal.pickle")
+JOURNAL = Path(".kernelproof", "cases", "fleet", "journal.jsonl")
 ROUNDED = 0.01
 """More seconds than rounding adds to a report's units."""
 CLOCK = ("seconds", "build_seconds", "call_seconds", "run_seconds", "timings", "date")
@@ -51,12 +50,9 @@ pytestmark = [
 
 def journal(folder: Path) -> list[tuple[Unit, UnitResult]]:
     """Return the units of a run that have ended, with their results."""
-    found = []
-    with (folder / JOURNAL).open("rb") as file:
-        pickle.load(file)  # noqa: S301  its head; the test has written it
-        while file.peek(1):
-            found.append(pickle.load(file))  # noqa: S301
-    return found
+    _, *lines = (folder / JOURNAL).read_text().splitlines()
+    answers = [json.loads(line)["answer"] for line in lines]
+    return [(Unit(*each["unit"]), UnitResult.from_data(each["result"])) for each in answers]
 
 
 def assert_foreseen(report: dict[str, Any], ended: list[tuple[Unit, UnitResult]]) -> None:
@@ -245,7 +241,7 @@ def test_a_driver_that_is_killed_repeats_nothing_when_it_resumes(
     cluster: Cluster, folder: Path
 ) -> None:
     for name, *_ in NODES:
-        (cluster.orders / name).write_text(f"{folder / JOURNAL}\nUnitResult")
+        (cluster.orders / name).write_text(f"{folder / JOURNAL}\nanswer")
     words = [f"{SUBJECTS}:tame", f"{SUBJECTS}:docile", *TWO_UNITS, *costs(folder)]
     run = cluster.check(folder, *words)
     hanging = cluster.hung(run)

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kernelproof.ci.bump.command import Request, bump
-from kernelproof.ci.bump.sides import releases
-from kernelproof.ci.bump.sides.journal import Journal, JournalError
-from kernelproof.ci.bump.sides.releases import Release
+from kernelproof.ci.answers.journal import Journal, JournalError
 from kernelproof.ci.console.errors import MachineError
 
 IDENTITY = {"seed": 0}
@@ -37,9 +33,7 @@ def test_another_file_is_refused_and_stays(tmp_path: Path, text: str) -> None:
     path = tmp_path / "notes.txt"
     path.write_text(text)
     for resume in (False, True):
-        with pytest.raises(
-            JournalError, match=r"notes\.txt: is no journal of a comparison"
-        ) as said:
+        with pytest.raises(JournalError, match=r"notes\.txt: is no journal of a run") as said:
             keep(path, resume=resume)
         assert said.value.exit_code == 2
     assert path.read_text() == text
@@ -62,19 +56,11 @@ def test_a_journal_is_one_comparisons(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     with Journal(path) as journal:
         journal.start(IDENTITY)
-        with pytest.raises(JournalError, match="another comparison is writing it") as said:
+        with pytest.raises(JournalError, match="another run is writing it") as said:
             Journal(path)
         assert said.value.exit_code == 2
         journal.ask({"ask": "a"}, lambda: "mine")
     assert keep(path, "a", resume=True) == (["mine"], [])
-
-
-def test_a_refused_comparison_takes_nothing_from_the_running_one(tmp_path: Path) -> None:
-    path, results = tmp_path / "j.jsonl", tmp_path / "j.tensors"
-    results.mkdir()
-    with Journal(path), pytest.raises(JournalError):
-        bump(Request("old", "new", "", journal=path))
-    assert results.is_dir()
 
 
 def test_a_line_that_was_cut_off_is_dropped_and_a_bad_one_refused(
@@ -154,62 +140,3 @@ def test_what_was_not_started_keeps_nothing(tmp_path: Path) -> None:
     with Journal(None) as journal:
         journal.start(IDENTITY)
         assert journal.ask({"ask": "b"}, lambda: 1) == 1
-
-
-def test_interpreters_have_journals_of_their_own() -> None:
-    def name(baseline: str, candidate: str) -> str:
-        return Request(baseline, candidate, "").journal_path.name
-
-    assert name("0.6.13", "0.7.2") == "0.6.13-0.7.2-cpu.jsonl"
-    one, other = (name(f"/opt/{env}/bin/python", "/opt/c/bin/python") for env in ("a", "b"))
-    assert one.startswith("python-python-")
-    assert one != other
-
-
-def release(folder: Path, text: str = "", record: str = "") -> Release:
-    """Write a release that was given as a folder."""
-    (folder / "flashinfer" / "__pycache__").mkdir(parents=True, exist_ok=True)
-    (folder / "flashinfer" / "__init__.py").write_text(text)
-    metadata = folder / "flashinfer_python-9.9.1.dist-info"
-    metadata.mkdir(exist_ok=True)
-    (metadata / "RECORD").write_text(record)
-    return Release(str(folder), folder, sys.executable, (str(folder),))
-
-
-def test_a_release_that_was_built_again_is_another(tmp_path: Path) -> None:
-    one = releases.release_identity(release(tmp_path, "a = 1"))
-    assert one.startswith("9.9.1, files ")
-    (tmp_path / "flashinfer" / "__pycache__" / "x.pyc").touch()
-    assert releases.release_identity(Release(*_fields(tmp_path, str(tmp_path)))) == one
-    assert releases.release_identity(release(tmp_path, "a = 10")) != one
-    (tmp_path / "torch-2.9.1.dist-info").mkdir()
-    assert releases.release_identity(release(tmp_path)).endswith(", torch-2.9.1")
-
-
-def test_a_version_is_what_was_installed(tmp_path: Path) -> None:
-    record = "flashinfer/__init__.py,sha256=abc,1\n../../bin/flashinfer,sha256={}\n"
-    found = []
-    for text, bin_hash, version in (("", 1, "a"), ("changed", 2, "a"), ("", 1, "b")):
-        release(tmp_path, text, record.format(bin_hash).replace("abc", version))
-        found.append(releases.release_identity(Release(*_fields(tmp_path, "9.9.1"))))
-    assert found[0] == found[1] != found[2]
-
-
-def _fields(folder: Path, given: str) -> tuple[str, Path, str, tuple[str, ...]]:
-    return given, folder, sys.executable, (str(folder),)
-
-
-def test_own_code_and_implementations_in_files_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("subject.py").write_text("merge = 1")
-    names = ["subject.py:merge", "torch-route"]
-    one = releases.identity_of({}, names)
-    assert one.keys() == {"code of kernelproof", "implementation subject.py"}
-    Path("subject.py").write_text("merge = 2")
-    other = releases.identity_of({}, names)
-    assert one["code of kernelproof"] == other["code of kernelproof"]
-    assert one["implementation subject.py"] != other["implementation subject.py"]
-    monkeypatch.setattr(releases, "ANSWERING", ("fixtures/support",))
-    assert releases.identity_of({}, [])["code of kernelproof"] != one["code of kernelproof"]
