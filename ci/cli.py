@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -164,7 +164,6 @@ def check(
     if rules is not None:
         message = "--rules goes with --gating"
         raise click.UsageError(message)
-    _refuse_resume(given)
     from .check.checking import Request, examine
 
     return examine(Request(implementations, operation=operation, **given, command=_command()))
@@ -260,7 +259,6 @@ def gate(
     from .check.checking import Request, examine
     from .check.listing import usable_here
 
-    _refuse_resume(given)
     if gating and given["distrust"]:
         message = "--distrust does not go with --gating: the support table has no second process"
         raise click.UsageError(message)
@@ -448,12 +446,6 @@ def _gating_request(
         command=_command(),
         **{name: given[name] for name in GATING_OPTIONS} | more,
     )
-
-
-def _refuse_resume(given: Mapping[str, Any]) -> None:
-    if given["resume"] and given["ray"] is None:
-        message = "--resume goes with --ray: a run on one machine keeps no journal"
-        raise click.UsageError(message)
 
 
 def _command() -> str:

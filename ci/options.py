@@ -118,8 +118,8 @@ RUN = (
     click.option(
         "--resume",
         is_flag=True,
-        help="Continue a comparison, or a run with --ray, that was killed, and repeat nothing; "
-        "start afresh where there is none.",
+        help="Continue a run that was killed, and repeat nothing; start afresh where there is "
+        "none.",
     ),
     click.option(
         "--law",

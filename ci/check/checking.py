@@ -45,6 +45,7 @@ from ..reports.progress import watch
 from ..reports.run_outline import print_summary, to_junit
 from ..reports.summary import Summary, summarise
 from .required_claims import FLAG, RequiredClaims, read_claims
+from .resuming import KeptLaws, kept_laws
 
 
 @dataclass(frozen=True)
@@ -148,11 +149,14 @@ def _carry_out(
 @contextmanager
 def _started(request: Request, plan: Plan) -> Iterator[Run | Fleet]:
     """Yield a run that is ready to begin, on this machine or on a cluster."""
-    if request.ray is None:
-        yield _start(plan)
+    if request.ray is not None:
+        with fleet_at(request.ray, plan, request.cases, resume=request.resume) as fleet:
+            yield fleet
         return
-    with fleet_at(request.ray, plan, request.cases, resume=request.resume) as fleet:
-        yield fleet
+    with kept_laws(request.cases, plan, resume=request.resume) as (plan_here, kept):
+        run = _start(plan_here, kept)
+        yield run
+        kept.end(run.report.ended or run.report.lost)
 
 
 def _plan(request: Request, ledger: Ledger) -> Plan:
@@ -249,9 +253,9 @@ def _read_ledger(choice: str | None) -> Ledger:
         raise UsageRefusedError(str(error)) from error
 
 
-def _start(plan: Plan) -> Run:
+def _start(plan: Plan, kept: KeptLaws) -> Run:
     try:
-        return Run(plan)
+        return Run(plan, kept=kept)
     except UnsupportedError as error:
         raise MachineError(str(error)) from error
 

@@ -114,6 +114,32 @@ class Examined:
     begun: bool = False
 
 
+def _known(found: LawReport, lease: Lease) -> LawReport:
+    del lease  # nobody is asked
+    return found
+
+
+class Kept:
+    """What a run keeps for one that goes on from it, and has of the run before: here, nothing.
+
+    The methods are called in the thread that takes answers.
+    """
+
+    def recall(self, candidate: Candidate, law: str) -> LawReport | None:
+        """Return what a law found in the run before; the candidate learns what it left to others.
+
+        None where it has not ended there.
+        """
+        del candidate, law
+        return None
+
+    def keep_costs(self, costs: Mapping[str, Cost]) -> None:
+        """Receive the cost classes by which the problems of implementations are drawn."""
+
+    def keep(self, candidate: Candidate, found: LawReport) -> None:
+        """Receive what a law has found, with all the problems that it has judged."""
+
+
 class Run:
     """Carries out a plan.
 
@@ -122,6 +148,7 @@ class Run:
         progress: receives what it does.
         claimed: asks the other machines of a run before modules are built; an implementation whose
             modules another one builds is not judged here.
+        kept: receives what laws have found, and has that of the run that this one goes on from.
     """
 
     def __init__(
@@ -129,8 +156,9 @@ class Run:
         plan: Plan,
         progress: Progress | None = None,
         claimed: Claim = lambda _: True,
+        kept: Kept | None = None,
     ) -> None:
-        self.plan = plan
+        self.plan, self._kept = plan, kept or Kept()
         self.progress = progress or Progress()
         self.target = Target.here(plan.device)
         seed = plan.seed
@@ -280,6 +308,7 @@ class Run:
             self.progress.skipped(report)
             return
         examined.begun = True
+        self._kept.keep_costs(self.costs)
         stored: Sequence[Entry | Case] = ()
         if part is not None:
             candidate.smallest += part.learned.smallest
@@ -375,7 +404,16 @@ class Run:
         # A law of a part has the seconds that it has in the whole.
         whole = laws_planned(replace(plan, part=None), prepared.report.operation)
         jobs, cost = plan.part.jobs if plan.part else self._jobs, prepared.candidate.cost
+        # Before the first question: the laws that are left know what all of these have found.
+        known = {
+            law.name: self._kept.recall(prepared.candidate, law.name)
+            for law in (() if early else prepared.laws)
+        }
         for rank, law in enumerate(prepared.laws, REPLAY_RANK + 1):
+            if found := known.get(law.name):
+                answer, again = partial(_known, found), partial(self._take_law, prepared, kept=True)
+                self._scheduler.ask_beside(prepared.report, answer, again)
+                continue
             options = options_of(plan, law, whole, cost, seed=self.report.seed, jobs=jobs)
             options = replace(options, examples=self._examples, drawers=self._drawers)
             if early:
@@ -434,8 +472,11 @@ class Run:
         prepared.early.append(found)
         self._take_finding(prepared, found)
 
-    def _take_law(self, prepared: Prepared, found: LawReport) -> None:
-        """Take what a law has found in all modules."""
+    def _take_law(self, prepared: Prepared, found: LawReport, *, kept: bool = False) -> None:
+        """Take what a law has found in all modules, in this run or in the one before it."""
+        # One whose shrinking the end of the run has cut off may not say so.
+        if not (kept or self.ending.stopped()):
+            self._kept.keep(prepared.candidate, found)
         report, shown = prepared.report, prepared.was_shown(found.law)
         names = [law.name for law in prepared.laws]
         report.laws.append(found)
@@ -449,7 +490,8 @@ class Run:
         if self.plan.part is None:  # else the whole is measured by them
             found.forget(all_of_them=found.finding is None and not shown)
         self._take_finding(prepared, found, shown=shown)
-        report.seconds = time.monotonic() - (prepared.candidate.started or 0.0)
+        now = time.monotonic()
+        report.seconds = now - (prepared.candidate.started or now)
         self.progress.law_done(report, found)
         if len(report.laws) == len(names):
             self._ask_last(prepared)

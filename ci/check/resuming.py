@@ -1,0 +1,110 @@
+"""What a run on one machine keeps of each law that has ended, so that a killed one can go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...properties.findings.report import LawReport
+from ...properties.search.candidate import Candidate
+from ...properties.search.engine import Kept
+from ...properties.search.plan import Learned, Plan
+from ...properties.space.profiles import Cost
+from ..answers.identity import plan_identity, with_seed
+from ..answers.journal import Journal, JournalError
+from ..answers.records import from_data, to_data
+from ..console.errors import MachineError
+from ..console.lines import tell
+
+JOURNAL = "journal.jsonl"
+"""Name of a run's journal in its folder of cases."""
+COSTS = {"costs": ""}
+"""The question of which cost classes implementations have: what is drawn depends on it."""
+
+
+@contextmanager
+def kept_laws(cases: Path, plan: Plan, *, resume: bool) -> Iterator[tuple[Plan, KeptLaws]]:
+    """Open the journal of a run; yield the plan that goes on from it, and what laws have found.
+
+    Without ``resume``, a run whose folder another one is using keeps nothing.
+
+    Raises:
+        JournalError: the run before was another one, or its journal cannot be read.
+    """
+    journal = Journal(None)
+    try:
+        journal = Journal(cases / JOURNAL, flag="--cases")
+        journal.start(plan_identity(plan), resume=resume, tell=_note)
+    except JournalError:
+        journal.close()
+        if resume:
+            raise
+        journal = Journal(None)
+    with journal:
+        costs = journal.recall(COSTS, from_data) or {}
+        yield replace(with_seed(plan, journal), costs={**costs, **plan.costs}), KeptLaws(journal)
+
+
+class KeptLaws(Kept):
+    """The laws of a journal.
+
+    Args:
+        journal: the journal of the run.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def recall(self, candidate: Candidate, law: str) -> LawReport | None:
+        """Return what a law found in the run before; see ``Kept.recall``."""
+        answer = self._journal.recall(_question(candidate, law), from_data)
+        if answer is None:
+            return None
+        learned: Learned = answer["learned"]
+        # Each answer has all that was learned until then: the most is the latest.
+        if len(learned.smallest) + len(learned.deadly) >= _count(candidate):
+            candidate.smallest[:], candidate.deadly[:] = learned.smallest, learned.deadly
+        found: LawReport = answer["law"]
+        return found
+
+    def keep_costs(self, costs: Mapping[str, Cost]) -> None:
+        """Keep the cost classes of implementations."""
+        self._keep(COSTS, dict(costs))
+
+    def keep(self, candidate: Candidate, found: LawReport) -> None:
+        """Keep what a law has found, unless another run would find more."""
+        if not (found.error or found.lost):
+            learned = Learned(tuple(candidate.smallest), tuple(candidate.deadly))
+            self._keep(_question(candidate, found.law), {"law": found, "learned": learned})
+
+    def end(self, ended: str) -> None:
+        """Remove the journal of a run that nothing ended early."""
+        if not ended:
+            self._journal.remove()
+
+    def _keep(self, question: Mapping[str, Any], answer: object) -> None:
+        try:
+            self._journal.keep(question, to_data(answer))
+        except MachineError as error:  # such as a full disk, which costs the run no result
+            _note(error.message)
+            self._journal = Journal(None)
+
+
+def _question(candidate: Candidate, law: str) -> dict[str, Any]:
+    """Return the question that a law's result answers: what it judges, and on which problems.
+
+    Another choice of modules is another question.
+    """
+    drawn = {"axes": to_data(candidate.axes), "cost": to_data(candidate.cost)}
+    return {"law": law, "of": candidate.address.reference, **drawn}
+
+
+def _count(candidate: Candidate) -> int:
+    return len(candidate.smallest) + len(candidate.deadly)
+
+
+def _note(line: str) -> None:
+    tell(f"kernelproof: {line}", err=True)

@@ -1,0 +1,180 @@
+"""A run on one machine that was killed goes on where it stopped, and reports what it would have."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelproof.ci.answers.journal import Journal, JournalError
+from kernelproof.ci.check.resuming import JOURNAL, kept_laws
+from kernelproof.ci.cli import main
+from kernelproof.properties.findings.report import ImplementationReport, LawReport, RunReport
+from kernelproof.properties.search.engine import Run
+from kernelproof.properties.search.plan import Plan
+from kernelproof.properties.search.progress import Progress
+from kernelproof.properties.space.profiles import PROFILES
+from kernelproof.tests.ci.fleet.test_fleet import LAWS, plan_of, results, without_clock
+
+SUBJECT = """
+import time
+from pathlib import Path
+import torch
+from kernelproof.impl import implementation
+from kernelproof.reference import Arithmetic, oracle
+
+def merge(inputs):
+    if Path("slow").exists():
+        time.sleep(0.05)
+    expected = oracle.bounded_merge(inputs, Arithmetic()).expected
+    return expected.out.to(inputs.out_dtype), expected.lse.to(torch.float32)
+
+def wrong(inputs):
+    out, lse = merge(inputs)
+    return (out + 1 if len(inputs.outs) > 2 else out), lse
+
+right = implementation("merge_state", name="right")(merge)
+wrong = implementation("merge_state", name="wrong")(wrong)
+"""
+WORDS = ("check", "subject.py:wrong", "subject.py:right", "--profile", "quick", "--jobs", "1",
+         "--law", "parity", "--law", "merge_identity", "--law", "merge_commutativity",
+         "--costs", "costs.json", "--json", "out.json")  # fmt: skip
+
+
+class EndsAfter(Progress):
+    """Ends a run after some laws, and remembers which were judged."""
+
+    def __init__(self, laws: int) -> None:
+        self._left = laws
+        self.run: Run | None = None
+        self.begun: list[str] = []
+
+    def law_begun(self, name: str, law: str) -> None:
+        self.begun.append(f"{name} {law}")
+
+    def law_done(self, report: ImplementationReport, law: LawReport) -> None:
+        del report, law
+        self._left -= 1
+        if not self._left:
+            assert self.run is not None
+            self.run.end("terminated")
+
+
+def run(folder: Path, plan: Plan, *, laws: int = 0, resume: bool = False) -> tuple[RunReport, Any]:
+    """Run a plan that ends after some laws, and return its report and the laws that were begun."""
+    progress = EndsAfter(laws)
+    with kept_laws(folder, plan, resume=resume) as (here, kept):
+        progress.run = Run(here, progress, kept=kept)
+        report = progress.run.execute()
+        kept.end(report.ended)
+    return report, progress.begun
+
+
+def test_a_run_that_was_ended_goes_on_and_reports_the_same(tmp_path: Path) -> None:
+    plan = plan_of("wrong_from_five")
+    whole, begun = run(tmp_path / "whole", plan)
+    assert len(whole.findings) > 1
+    assert len(begun) == len(LAWS)
+    assert not (tmp_path / "whole" / JOURNAL).exists(), "there is nothing to go on with"
+    ended, first = run(tmp_path, plan, laws=2)
+    assert ended.ended == "terminated"
+    resumed, rest = run(tmp_path, plan, resume=True)
+    assert results(resumed) == results(whole)
+    assert len(rest) == len(LAWS) - 2
+    assert set(first[:2]).isdisjoint(rest)
+
+
+def read(folder: Path) -> Any:  # noqa: ANN401  JSON
+    """Return what a run has found, without what a busy machine changes: how far it shrinks."""
+    report = without_clock(json.loads((folder / "out.json").read_text()))
+    wrong, right = report["implementations"]
+    failed = {law["law"]: law["verdict"] for law in wrong["laws"]}
+    return [report["verdict"], failed, right["laws"], right["coverage"]]
+
+
+def test_a_command_that_was_killed_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cost = {"name": "fast", "problems": 1.0, "max_work": 20_000}
+    costs = {"schema": "kernelproof-costs-1", "profile": "quick", "device": "cpu"}
+    for folder in (tmp_path / "killed", tmp_path / "whole"):
+        folder.mkdir()
+        (folder / "subject.py").write_text(SUBJECT)
+        known = {**costs, "costs": {"right": cost, "wrong": cost}}
+        (folder / "costs.json").write_text(json.dumps(known))
+    folder = tmp_path / "killed"
+    (folder / "slow").touch()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kernelproof", *WORDS], cwd=folder, stderr=subprocess.DEVNULL
+    )
+    journal, deadline = folder / ".kernelproof" / "cases" / JOURNAL, time.monotonic() + 120
+    while not journal.exists() or journal.read_bytes().count(b"\n") < 6:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    (folder / "slow").unlink()
+    monkeypatch.chdir(folder)
+    assert main([*WORDS, "--resume"]) == 1
+    resumed = read(folder)
+    assert "no journal" not in capsys.readouterr().err
+    assert not journal.exists()
+    monkeypatch.chdir(tmp_path / "whole")
+    assert main([*WORDS, "--resume"]) == 1
+    assert "no journal" in " ".join(capsys.readouterr().err.split())
+    assert resumed == read(tmp_path / "whole")
+
+
+def test_a_kernel_that_was_changed_has_no_results_yet(tmp_path: Path) -> None:
+    subject = tmp_path / "subject.py"
+    subject.write_text("merge = 1")
+    plan = Plan([f"{subject}:merge"], PROFILES["quick"])
+    with kept_laws(tmp_path, plan, resume=False):
+        pass
+    subject.write_text("merge = 2")
+    with pytest.raises(JournalError, match=r"its implementation .*subject\.py is"):
+        kept_laws(tmp_path, plan, resume=True).__enter__()
+    with kept_laws(tmp_path, plan, resume=False):
+        assert (tmp_path / JOURNAL).exists()
+
+
+def test_what_explores_goes_on_with_its_seed(tmp_path: Path) -> None:
+    plan = Plan([], PROFILES["nightly"])
+    with kept_laws(tmp_path, plan, resume=False) as (first, _):
+        assert first.seed
+    with kept_laws(tmp_path, plan, resume=True) as (again, _):
+        assert again.seed == first.seed
+    with kept_laws(tmp_path, plan, resume=False) as (another, _):
+        assert another.seed != first.seed
+
+
+def test_a_folder_that_another_run_uses_is_no_hindrance_unless_it_is_gone_on_from(
+    tmp_path: Path,
+) -> None:
+    plan = Plan([], PROFILES["quick"])
+    with Journal(tmp_path / JOURNAL):
+        with kept_laws(tmp_path, plan, resume=False) as (_, kept):
+            kept.keep_costs({})
+            kept.end("")
+        with pytest.raises(JournalError, match=r"--cases .*another run is writing it"):
+            kept_laws(tmp_path, plan, resume=True).__enter__()
+    assert (tmp_path / JOURNAL).read_bytes() == b""
+
+
+def test_a_full_disk_costs_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with kept_laws(tmp_path, Plan([], PROFILES["quick"]), resume=False) as (_, kept):
+        monkeypatch.setattr("os.write", full)
+        kept.keep_costs({})
+        kept.keep_costs({})
+    assert capsys.readouterr().err.count("cannot be written (No space left") == 1
