@@ -23,6 +23,8 @@ ANY_KEY = "[...]"
 """Any key in a place of msgspec's errors."""
 STEP = re.compile(r"\.([\w-]+)|\[(\d+)\]|\['(.*?)'\]|\[\.\.\.\]")
 """One step of a place in msgspec's errors: a field, a position, a key, any key."""
+UNKNOWN = re.compile("unknown field `([^`]*)`(?: - at (.*))?$")
+"""An unknown field in msgspec's errors, and its place."""
 CHOICES: dict[str, tuple[str, ...]] = {}
 """The words that each pattern of `one_of` allows."""
 
@@ -71,7 +73,8 @@ def converted(data: object, kind: type[T], source: object, refusal: Refusal) -> 
     try:
         return msgspec.convert(data, kind, dec_hook=_parse)
     except msgspec.ValidationError as error:
-        message = f"{source}: {_sentence(data, _with_keys(data, kind, str(error)))}"
+        told = _with_keys(data, kind, str(error))
+        message = f"{source}: {_sentence(data, told)}{_field_meant(kind, told)}"
         raise refusal(message) from error
 
 
@@ -147,6 +150,22 @@ def _sentence(data: Any, error: str) -> str:  # noqa: ANN401  of a file
     for pattern, words in WORDS.items():
         message = message.replace(f"matching regex {pattern!r}", words)
     return f"{entry}{message} - at {place}"
+
+
+def _field_meant(kind: type[Any], error: str) -> str:
+    """Return a question after the field that may be meant where a table has an unknown one."""
+    unknown = UNKNOWN.search(error)
+    if unknown is None:
+        return ""
+    kinds: list[Any] = [msgspec.inspect.type_info(kind)]
+    for name in [*(step[1] for step in STEP.finditer(unknown[2] or "")), None]:
+        kinds = [each for one in kinds for each in getattr(one, "types", (one,))]  # of a union
+        fields = {
+            field.encode_name: field.type for one in kinds for field in getattr(one, "fields", ())
+        }
+        inner = (getattr(one, "item_type", getattr(one, "value_type", None)) for one in kinds)
+        kinds = [*filter(None, inner), *([fields[name]] if name in fields else [])]
+    return f"; {did_you_mean(unknown[1], fields)}".rstrip("; ")
 
 
 def _inside(value: object, name: str | None, number: str | None) -> list[Any]:

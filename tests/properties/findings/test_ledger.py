@@ -111,7 +111,7 @@ class TestReading:
         ("text", "said"),
         [
             ("title = 1", "Object contains unknown field `title`"),
-            ("findings = 3", "Object contains unknown field `findings`"),
+            ("findings = 3", "Object contains unknown field `findings`; did you mean finding?"),
             ("finding = 3", "Expected `array`, got `int` - at `$.finding`"),
             ("finding = [1]", "Expected `object`, got `int` - at `$.finding[0]`"),
             ("[other]\na=1", "Object contains unknown field `other`"),
