@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from ...properties.verdicts.text import printable
-from .outline import Block, Item, Line, Part, Table, sized
+from .outline import Block, Item, Line, Part, Table, filled, sized
 
 LONGEST = 60_000
 """Characters: GitHub refuses a comment of more than 65,536."""
@@ -25,11 +25,10 @@ def to_markdown(heading: str, parts: Iterable[Part], made: str) -> str:
         parts: the parts of its outline; the first one has no heading.
         made: how the report was made, as Markdown.
     """
-    first, *others = ((part, list(part.items)) for part in parts)
-    lines = [f"## {heading}", "", *_items(first[1]), ""]
-    for part, items in others:
-        if items:
-            lines += _part(part, items)
+    first, *others = filled(parts)
+    lines = [f"## {heading}", "", *_items(first.items), ""]
+    for part in others:
+        lines += _part(part, [*part.items])
     lines += [made, ""]
     text = "\n".join(lines)
     if len(text) <= LONGEST:
@@ -53,7 +52,7 @@ def _part(part: Part, items: Sequence[Item]) -> list[str]:
     return ["<details>", summary, "", *_items(items[:MOST_ITEMS]), *more, "", "</details>", ""]
 
 
-def _items(items: Sequence[Item]) -> Iterator[str]:
+def _items(items: Iterable[Item]) -> Iterator[str]:
     for item in items:
         if isinstance(item, Line):
             label = f"{escaped(item.label)}: " if item.label else ""

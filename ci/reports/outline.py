@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 Sized = str | Callable[[int], str]
 """A text, or what returns as much of it as fits a width."""
 
 
 class Line(NamedTuple):
-    """A label and its text on one line, and how it is coloured."""
+    """A label and its text on one line, how it is coloured, and the finding that it is about."""
 
     label: str
     text: Sized
     style: str = ""
+    about: Any = None
 
 
 class Block(NamedTuple):
     """A title, what it is about, and labelled texts to be copied; ``style`` is a status.
 
-    The message stands below the title, or behind it where it is ``inline``.
+    The message stands below the title, or behind it where it is ``inline``. Whatever a page has
+    more to say of is ``about``.
     """
 
     title: str
@@ -29,6 +32,7 @@ class Block(NamedTuple):
     notes: Sequence[tuple[str, str]] = ()
     trace: Sequence[str] = ()
     inline: bool = False
+    about: Any = None
 
 
 class Table(NamedTuple):
@@ -48,6 +52,17 @@ class Part(NamedTuple):
     heading: str
     items: Iterable[Item]
     folded: bool = True
+
+    @property
+    def anchor(self) -> str:
+        """The heading as a page's links have it."""
+        return re.sub(r"\W+", "-", self.heading.lower())
+
+
+def filled(parts: Iterable[Part]) -> list[Part]:
+    """Return the parts that have items, with their items as lists."""
+    listed = (part._replace(items=list(part.items)) for part in parts)
+    return [part for part in listed if part.items]
 
 
 def sized(text: Sized, width: int) -> str:

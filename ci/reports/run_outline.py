@@ -50,7 +50,7 @@ from .summary import (
 FEW = 3
 """Most implementations that have a line each on what was reached, or on why nothing was."""
 FEW_LEFT = 5
-"""Most things that an implementation left behind which have a line each."""
+"""Most things that an implementation left behind which have a line each, unless all is asked."""
 EARLY = {
     "": "the run ended before all problems were judged",
     "time": "out of the run's time before all problems were judged",
@@ -122,6 +122,7 @@ def finding_block(cause: Cause, *, whole: bool) -> Block:
         verdict.status,
         [note for note in notes if note[1] or note[0] == "printed"],
         list(trace_lines(verdict)),
+        about=cause,
     )
 
 
@@ -144,7 +145,7 @@ def _known(cause: KnownCause, summary: Summary, whole: bool) -> Iterator[Line | 
             f"KNOWN {known.entry}  {known.implementation}: {count}: ",
             f"{' '.join(known.reason.split())}{issue}",
             "KNOWN",
-            [("replay", each) for each in replays][:1],
+            [("laws", ", ".join(known.laws)), *[("replay", each) for each in replays][:1]],
             inline=True,
         )
 
@@ -166,7 +167,7 @@ def _weak(
     for ended, why in reasons.items():
         yield from _early(reports, ended, why, whole=whole)
     for report in reports:
-        for note in _notes(report):
+        for note in _notes(report, len(report.left) if whole else FEW_LEFT):
             yield Line("note", f"{report.name}: {note}", "yellow")
     for left in summary.report.left:
         told = f"left behind, by which implementation is not known: {left.text}"
@@ -190,7 +191,7 @@ def _early(
         yield Line(why, f"{count} of {len(early)} implementations (-v names them)", "yellow")
 
 
-def _notes(report: ImplementationReport) -> Iterator[str]:
+def _notes(report: ImplementationReport, most_left: int) -> Iterator[str]:
     """Yield what an implementation claims, failures that went away, and what it left behind."""
     yield from report.claims
     flaky = sum(law.flaky for law in report.laws)
@@ -202,8 +203,8 @@ def _notes(report: ImplementationReport) -> Iterator[str]:
         yield f"{count_of(without, 'problem')} not judged, for there was no room in memory{limit}"
     if told := unexplained_text(report):
         yield told
-    yield from (f"it left {each.text}" for each in report.left[:FEW_LEFT])
-    if (more := len(report.left) - FEW_LEFT) > 0:
+    yield from (f"it left {each.text}" for each in report.left[:most_left])
+    if (more := len(report.left) - most_left) > 0:
         yield f"it left {more} more; the JSON report names them"
 
 
@@ -214,7 +215,7 @@ def _passed(
     if passed := passed_text(summary):
         yield Line("passed", passed)
     judged = [each for each in reports if each.judged]
-    if whole:
+    if whole and judged:
         yield Table(HEADS, [_row(each) for each in judged], [_in_words(each) for each in judged])
     for report in judged if whole or len(judged) <= FEW else ():
         yield Line("coverage", f"{report.name}: {report.coverage.text}", "dim")

@@ -110,7 +110,7 @@ def to_junit(report: Mapping[str, Any]) -> str:
     areas = {each["area"]: suite(each["area"]) for each in report["findings"]}
     for each in report["findings"]:
         made = case(areas[each["area"]], each["id"])
-        notes = (f"{label}: {text}" for label, text in _finding(each, whole=True).notes)
+        notes = (f"{label}: {text}" for label, text in finding_block(each, whole=True).notes)
         told = "\n".join([each["message"], *notes])
         if each["action"] == "report":
             printed(made, told)
@@ -139,7 +139,7 @@ def outline_of(report: Mapping[str, Any], *, whole: bool, comment: bool = False)
         groups.setdefault("unused" if each in unused else _group(each), []).append(each)
 
     def blocks(group: str) -> list[Line | Block]:
-        return [_finding(each, whole=whole) for each in groups.get(group, ())]
+        return [finding_block(each, whole=whole) for each in groups.get(group, ())]
 
     verdict = Line("", report["message"], LOOKS[report["verdict"]].style)
     what = [] if comment else [Line("", title(report), "bold")]  # whose heading says it
@@ -164,7 +164,9 @@ def outline_of(report: Mapping[str, Any], *, whole: bool, comment: bool = False)
     if whole:
         yield Part("Other behaviour", blocks("behaviour"))
         rest = groups.get("rest", [])
-        yield Part("Other changes", [Line(each["change"], each["message"]) for each in rest])
+        yield Part(
+            "Other changes", [Line(each["change"], each["message"], about=each) for each in rest]
+        )
     else:
         others = [*groups.get("behaviour", ()), *groups.get("rest", ())]
         yield Part("Other changes", _counted(others))
@@ -194,7 +196,8 @@ def _unused(findings: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
         yield Line("not used by the engine", told)
 
 
-def _finding(each: Mapping[str, Any], *, whole: bool) -> Block:
+def finding_block(each: Mapping[str, Any], *, whole: bool) -> Block:
+    """Return what is said of a finding."""
     label = "accepted" if each["accepted"] else each["action"]
     message = " ".join(each["message"].split())
     unnamed = [name for name in map(chip_label, each["chips"]) if name not in message]
@@ -218,6 +221,7 @@ def _finding(each: Mapping[str, Any], *, whole: bool) -> Block:
         ACTION_STYLES[each["action"]],
         [note for note in notes if note[1]],
         inline=True,
+        about=each,
     )
 
 
@@ -236,8 +240,13 @@ def _ran(report: Mapping[str, Any], *, whole: bool) -> Iterator[Line]:
     yield from (Line("engine", told) for told in engines_in_words(report))
     for name in report["policy"]["unused"]:
         yield Line("policy", f"nothing was found that accept {name!r} is about")
+    several = len(report["machines"]) > 1
     left_out = [
-        *(each for machine in report["machines"] for each in machine["not_tested"]),
+        *(
+            {**each, "where": f" ({chip_label(machine['chip'])})" if several else ""}
+            for machine in report["machines"]
+            for each in machine["not_tested"]
+        ),
         *report["not_tested"],
     ]
     if left_out and not whole:
@@ -249,18 +258,21 @@ def _ran(report: Mapping[str, Any], *, whole: bool) -> Iterator[Line]:
         parts += [count_of(len(unrun), "implementation")] if unrun else []
         yield Line("not tested", f"{'; '.join(parts)} (-v says why)")
     for each in left_out if whole else ():
-        yield Line("not tested", f"{each['what']}: {each['why']}")
+        yield Line("not tested", f"{each['what']}{each.get('where', '')}: {each['why']}")
 
 
 def _machine(machine: Mapping[str, Any], *, whole: bool) -> Iterator[Line]:
     soak = machine["liveness"]
+    failed = sum(each["failed"] for each in soak["soaked"] if isinstance(each["failed"], int))
     ran = count_of(len(machine["implementations"]), "implementation")
+    seed = f", seed {machine['seed']}" if whole else ""
+    failures = f", {count_of(failed, 'failure')}" if whole else ""
     device = f" ({machine['device_name']})" if whole and machine["device_name"] else ""
     yield Line(
         f"ran on {chip_label(machine['chip'])}{device}",
         f"{problems_in_words(machine)} of {ran}, profile {machine['profile']}"
-        f"{stored_first(machine)}; soaked {len(soak['soaked'])} with "
-        f"{soak['launches']} launches a problem: {count_of(len(soak['hangs']), 'hang')}",
+        f"{seed}{stored_first(machine)}; soaked {len(soak['soaked'])} with "
+        f"{soak['launches']} launches a problem: {count_of(len(soak['hangs']), 'hang')}{failures}",
     )
     claims = claims_of(machine)
     interpreted = [name for name, claim in claims if claim == CLAIM]

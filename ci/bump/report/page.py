@@ -7,28 +7,28 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from ....properties.verdicts.text import count_of
 from ...console.rendering import number, render
+from ...reports.outline import filled
 from ...reports.pictures import histogram, time_ratio
 from ..behaviour.speed import memory_sentences
 from ..sides.releases import SIDES
-from ..verdicts.findings import engines_in_words
 from .outline import (
     LOOKS,
     alike,
     chip_label,
-    claims_of,
+    finding_block,
+    outline_of,
     package_of,
     side_name,
-    stored_first,
     title,
     version_of,
 )
-from .page_findings import anchors, groups
+from .page_findings import anchors, details
 
 MEANT = {
     "declared": "no such chip was there: what the releases declare, and the support rules",
@@ -39,34 +39,35 @@ MEANT = {
 
 
 def to_page(report: Mapping[str, Any]) -> str:
-    """Return a self-contained page: it loads nothing, and shows all values as text."""
-    findings = report["findings"]
-    names = anchors(findings)
+    """Return a self-contained page: the outline of the comparison, and what only a page can show.
+
+    It loads nothing, and shows all values as text.
+    """
+    _, *parts = filled(outline_of(report, whole=True))
+    outline = [part for part in parts if part.heading != "Conditions"]  # the page links them
     policy = report["policy"]
     return render(
         "bump.html.jinja",
         report=report,
         title=title(report),
+        look=LOOKS[report["verdict"]],
+        looks=LOOKS,
+        outline=outline,
+        finding_block=partial(finding_block, whole=True),
+        details=details,
+        anchors=anchors(report["findings"]),
         sides=[(side, side_name(report, side), report[side]) for side in SIDES],
         package=package_of(report),
         versions={side: version_of(report[side]) for side in SIDES},
-        tones={verdict: look.tone for verdict, look in LOOKS.items()},
-        marks={verdict: look.mark for verdict, look in LOOKS.items()},
         meant=MEANT,
         chips=alike(report["chips"]),
-        engines=engines_in_words(report),
-        groups=groups(findings, names),
-        anchors=names,
-        changes=sorted({str(each["change"]).replace("-", " ") for each in findings}),
+        changes=sorted({str(each["change"]).replace("-", " ") for each in report["findings"]}),
         every_chip=list(dict.fromkeys(chip_label(each["chip"]) for each in report["chips"])),
-        counts=_counts(report),
         columns=columns(report["features"]),
         backends=list(backends(report["features"])),
         machines=[
             {
                 "told": each,
-                "stored": stored_first(each),
-                "claims": claims_of(each),
                 "name": chip_label(each["chip"]),
                 "spreads": list(spreads(each)),
                 "speeds": speeds(each, float(policy["slower"])),
@@ -76,20 +77,6 @@ def to_page(report: Mapping[str, Any]) -> str:
         ],
         policy=policy,
     )
-
-
-def _counts(report: Mapping[str, Any]) -> str:
-    """Return in a sentence what was found, and what was run for it."""
-    actions = [each["action"] for each in report["findings"]]
-    found = (
-        f"{count_of(actions.count('block'), 'finding')} that block, "
-        f"{count_of(actions.count('condition'), 'finding')} that set a condition, "
-        f"{actions.count('report'):,} for information"
-    )
-    judged = sum(each["judged"] for each in report["machines"] if isinstance(each["judged"], int))
-    run = [chip_label(each["chip"]) for each in report["machines"] if each["judged"]]
-    where = f" on {', '.join(run)}" if run else ""
-    return f"{found}. {count_of(judged, 'problem')} judged{where}."
 
 
 LETTERS = {"declared": "d", "reported": "", "compiled": "c", "run": "r"}

@@ -1,18 +1,17 @@
-"""Findings as a page shows them: grouped, each with all that is known of it."""
+"""What only the page says of a finding: both sides beside each other, its links, its problem."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any, NamedTuple
 
 from ....properties.verdicts.verdict import EXACTLY
 from ...console.rendering import number, seconds
-from ..verdicts.findings import BLOCK, CHANGES, CONDITION, REPORT, UNUSED
-from .outline import REPORTED_IN_FULL, chip_label
+from ..verdicts.findings import CHANGES
+from .outline import chip_label
 
 SAME, GONE, NEW = "", "del", "ins"
 Pieces = tuple[tuple[str, str], ...]
@@ -175,50 +174,7 @@ def differing(first: Sequence[str], second: Sequence[str]) -> tuple[Pieces, Piec
     return tuple(old), tuple(new)
 
 
-MOST_OPEN = 5
 MOST_CHIPS = 3
-
-
-class Card(NamedTuple):
-    """One finding: the report's words on it, and how it is labelled, coloured and folded.
-
-    ``where`` names its chips in short, ``everywhere`` all of them; ``same`` names fields that are
-    the same on both sides, ``judged`` whether the oracle has a column; ``problem`` is JSON.
-    """
-
-    anchor: str
-    found: Mapping[str, Any]
-    label: str
-    tone: str
-    change: str
-    means: str
-    said: str
-    where: str
-    everywhere: str
-    rows: tuple[Row, ...]
-    same: str
-    judged: bool
-    problem: str
-    issue: str
-
-
-@dataclass(frozen=True)
-class Group:
-    """Findings that stand together under a heading; those that are many, folded by their change.
-
-    ``parts`` has a title, what it means and cards for each change; ``opened``: whether cards are.
-    """
-
-    key: str
-    title: str
-    cards: tuple[Card, ...] = ()
-    parts: tuple[tuple[str, str, tuple[Card, ...]], ...] = ()
-    opened: bool = False
-
-    @property
-    def count(self) -> int:
-        """How many findings it has."""
-        return len(self.cards) + sum(len(cards) for _, _, cards in self.parts)
 
 
 def anchors(findings: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -234,83 +190,28 @@ def anchors(findings: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return given
 
 
-def groups(findings: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> list[Group]:
-    """Group findings: what blocks, what sets conditions, what is accepted, and what informs.
+def details(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what only the page says of a finding: both sides beside each other, and its links.
 
-    Args:
-        findings: the findings of a report.
-        names: anchors by id.
+    ``where`` names its chips in short, ``everywhere`` all of them; ``same`` names fields that are
+    the same on both sides, ``judged`` whether the oracle has a column; ``problem`` is JSON.
     """
-    made: dict[str, list[Card]] = {}
-    for each in findings:
-        made.setdefault(_group(each), []).append(_card(each, names[str(each["id"])]))
-    titles = {
-        BLOCK: "What blocks the bump",
-        CONDITION: "What sets conditions",
-        "accepted": "Accepted by the policy",
-        "unused": "Not used by the engine's source",
-        "behaviour": "Behaviour and speed, for information",
-        "notable": "New refusals and callables, for information",
-    }
-    found = [
-        Group(key, title, tuple(made[key]), opened=key == BLOCK and len(made[key]) <= MOST_OPEN)
-        for key, title in titles.items()
-        if key in made
-    ]
-    rest = made.get("rest", [])
-    if rest:
-        by_change: dict[str, list[Card]] = {}
-        for card in rest:
-            by_change.setdefault(card.change, []).append(card)
-        parts = tuple((name, cards[0].means, tuple(cards)) for name, cards in by_change.items())
-        found.append(Group("rest", "Other changes, for information", parts=parts))
-    return found
-
-
-def _group(found: Mapping[str, Any]) -> str:
-    if found["accepted"]:
-        return "accepted"
-    if found["action"] in (BLOCK, CONDITION):
-        return str(found["action"])
-    if (found.get("uses") or {}).get("status") == UNUSED and CHANGES[
-        found["change"]
-    ].action != REPORT:
-        return "unused"
-    if found["area"] in ("behaviour", "speed", "liveness"):
-        return "behaviour"
-    return "notable" if found["change"] in REPORTED_IN_FULL else "rest"
-
-
-def _card(found: Mapping[str, Any], anchor: str) -> Card:
-    label, tone = {
-        BLOCK: ("blocks", "bad"),
-        CONDITION: ("condition", "warn"),
-        "accepted": ("accepted", "dim"),
-        "unused": ("not used", "dim"),
-    }.get(_group(found), ("info", "dim"))
-    if label == "info" and found["change"] == "fixed":
-        label, tone = "fixed", "good"
     change = CHANGES.get(found["change"])
     chips = [chip_label(chip) for chip in found["chips"]]
     judged = "status" in found["baseline"] or "status" in found["candidate"]
     judged = judged and found["area"] in ("behaviour", "liveness")
     rows, same = side_by_side(found, judged=judged)
-    return Card(
-        anchor,
-        found,
-        label,
-        tone,
-        str(found["change"]).replace("-", " "),
-        change.means if change else "",
-        str(found["message"]),
-        (", ".join(chips) if len(chips) <= MOST_CHIPS else f"{len(chips)} chips") or "everywhere",
-        ", ".join(chips) or "everywhere",
-        tuple(rows),
-        same,
-        judged,
-        problem_json(found["problem"]),
-        link(found["issue"]),
-    )
+    return {
+        "means": change.means if change else "",
+        "where": (", ".join(chips) if len(chips) <= MOST_CHIPS else f"{len(chips)} chips")
+        or "everywhere",
+        "everywhere": ", ".join(chips) or "everywhere",
+        "rows": rows,
+        "same": same,
+        "judged": judged,
+        "problem": problem_json(found["problem"]),
+        "issue": link(found["issue"]),
+    }
 
 
 def link(text: object) -> str:

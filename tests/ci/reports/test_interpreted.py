@@ -142,7 +142,7 @@ def test_every_form_of_the_report_says_interpreted_and_what_that_leaves_open() -
         assert caveat in screen(summary, verbose=True)
         assert caveat.replace("'", "&#39;") in to_html(summary)
         assert caveat in to_junit(summary)
-    assert "Interpreted: mine" in to_html(summary)
+    assert "<strong>interpreted:</strong> mine: " in to_html(summary)
     mine, compiled = to_json(summary)["implementations"]
     assert (mine["interpreted"], mine["caveats"]) == (True, list(CAVEATS))
     assert (compiled["interpreted"], compiled["caveats"]) == (False, [])
