@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from ...reference import AttentionProblem
-from ..targets.refusal import Refusal
+from ...reference import AttentionProblem, BatchedMoEProblem, MoEProblem
+from ..targets.refusal import Refusal, first_reason
 from ..targets.target import Target
 
+LEAST_CHANNELS = 16
+"""Channels of a product of tensor cores."""
 FP8_SM = 89
 """Least compute capability, times ten, with Triton's FP8 (``fp8e4nv``)."""
 
@@ -21,13 +23,19 @@ def wrong_here(target: Target, kv_cache: str) -> Refusal | None:
 
 def refused_attention(problem: AttentionProblem) -> str | None:
     """Refuse what engines' attention kernels have no words for; None if there is nothing."""
-    if problem.head_dim_qk != problem.head_dim_vo:
-        return "keys and values have one head dim"
-    if problem.head_dim_qk < 16:  # noqa: PLR2004  the least that tl.dot multiplies
-        return "tl.dot takes 16 channels or more"
     of_a_tensor = problem.kv_cache and not problem.cache_entry.scaled_by_token
-    if not of_a_tensor and (problem.k_scale != 1 or problem.v_scale != 1):
-        return "scales of a whole tensor belong to FP8 caches"
+    return first_reason(
+        (problem.head_dim_qk != problem.head_dim_vo, "keys and values have one head dim"),
+        (problem.head_dim_qk < LEAST_CHANNELS, f"tl.dot takes {LEAST_CHANNELS} channels or more"),
+        (not of_a_tensor and (problem.k_scale != 1 or problem.v_scale != 1),
+         "scales of a whole tensor belong to FP8 caches"),
+    )  # fmt: skip
+
+
+def refused_experts(problem: MoEProblem | BatchedMoEProblem, target: Target) -> str | None:
+    """Refuse what a GPU multiplies less exactly than experts' bounds allow for."""
+    if problem.dtype == "float32" and target.device != "cpu":
+        return "a GPU multiplies float32 as TF32, which bounds of experts cannot say"
     return None
 
 

@@ -11,7 +11,7 @@ from ...reference import Arithmetic, AttentionProblem
 from ...reference.tensors.inputs import PagedAttentionInputs
 from ..gating.rules import provider_matches
 from ..gpu.triton_interpreter import scalars_as_bounds
-from ..targets.refusal import Refusal
+from ..targets.refusal import Refusal, first_reason
 from ..targets.target import Target
 from . import sglang_calls as sglang
 from .sources import known, load, unavailable
@@ -28,14 +28,11 @@ LATENT = (288, 576)
 
 
 def _refusal(problem: AttentionProblem, target: Target) -> Refusal | str | None:
-    for holds, why in (
+    return first_reason(
         (any(t != 1 for t in problem.query_lens), "decoding has one query a request"),
         (problem.empty_requests, "a request without keys is NaN: the new token is one"),
         (problem.window_left >= 0, "SGLang gives the kernel the window's keys only"),
-    ):
-        if holds:
-            return why
-    return sglang.pool_refusal(problem) or unavailable(FILE, target)
+    ) or sglang.pool_refusal(problem) or unavailable(FILE, target)  # fmt: skip
 
 
 def _alone(problem: AttentionProblem, target: Target) -> Refusal | str | bool:

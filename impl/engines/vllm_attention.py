@@ -18,12 +18,59 @@ import torch
 from ...reference import Arithmetic, AttentionProblem
 from ...reference.tensors.inputs import PagedAttentionInputs
 from ..gpu.triton_interpreter import scalars_as_bounds
+from ..targets.refusal import first_reason
 from ..targets.target import Target, UnsupportedError
-from . import vllm_masks as masks
 from .claims import by_slots, refused_attention, wrong_here
 from .launch import why_not
 from .sources import implementation, load, says, unavailable
 from .vllm_stubs import KVQuantMode, stubs
+
+MASKS = ("image_spans", "chunked_attention", "sink_tokens", "alibi_sqrt")
+"""Optional features of problems that these arguments say."""
+
+
+def _unsaid_mask(problem: AttentionProblem, *, causal: bool) -> str | None:
+    """Return which masks the arguments cannot say; None if they say a problem's.
+
+    Args:
+        problem: the problem of attention.
+        causal: whether all of its requests are.
+    """
+    return first_reason(
+        (problem.chunk and not causal, "chunks hide earlier keys only"),
+        (problem.chunk and problem.window_left >= 0, "a chunk is the window of the call"),
+        (problem.chunk and problem.spans, "no model has chunks and ranges that see both ways"),
+        (problem.chunk and problem.sink_tokens,
+         "the first keys are those of a window, not a chunk"),
+    )  # fmt: skip
+
+
+def _mask_key(problem: AttentionProblem) -> tuple[Hashable, ...]:
+    """Name what is compiled in."""
+    kept = problem.sink_tokens > 0 and problem.window_left >= 0
+    return problem.spans, problem.chunk, kept, problem.alibi_function
+
+
+def _mask_arguments(inputs: PagedAttentionInputs) -> tuple[int, dict[str, Any]]:
+    """Return how many keys before a query are seen, -1 for all, and the arguments beside it."""
+    left, found = inputs.window_left, dict[str, Any]()
+    lengths = inputs.metadata.seq_lens
+    if inputs.spans is not None and inputs.spans.shape[1]:
+        # vLLM's ranges are of tokens that are there, and end with their last one.
+        start, stop = inputs.spans.unbind(-1)
+        stop = torch.minimum(stop, lengths[:, None])
+        found["mm_prefix_range"] = torch.stack((start, stop - 1), -1).int().contiguous()
+    if inputs.attention_chunk_size:
+        # A window of a whole number of chunks is that many chunks, less those looked back at.
+        left, found["chunk_lookback"] = inputs.attention_chunk_size - 1, 0
+    if inputs.sink_tokens and left >= 0:
+        found["rswa_prefix_lens"] = torch.full_like(lengths, inputs.sink_tokens)
+        found["rswa_window"] = left + 1
+        left = -1  # a layer has either window
+    if inputs.alibi_function == "sqrt":
+        found["use_alibi_sqrt"] = True
+    return left, found
+
 
 NAME = "ops.triton_unified_attention"
 FILE = (f"vllm.v1.attention.{NAME}", f"vllm.attention.{NAME}")
@@ -64,7 +111,10 @@ LATER: tuple[tuple[str, Callable[[AttentionProblem], bool], str], ...] = (
     ("k_scale_cache", lambda problem: problem.cache_entry.scaled_by_token,
      "no scales of tokens and heads"),
     ("output_scale", lambda problem: problem.output_scale is not None, "no outputs in FP8"),
-    *masks.LATER,
+    ("MAX_MM_RANGES", lambda problem: bool(problem.spans), "no ranges that see both ways"),
+    ("chunk_lookback", lambda problem: problem.chunk > 0, "no chunks"),
+    ("rswa_window", lambda problem: problem.sink_tokens > 0, "no keys that a window never hides"),
+    ("use_alibi_sqrt", lambda problem: problem.alibi_function == "sqrt", "no root of a distance"),
 )  # fmt: skip
 """What older releases do not have: a word of the file, whose problems need it, and the reason."""
 
@@ -77,7 +127,7 @@ def _supports(problem: AttentionProblem, target: Target) -> bool | str:
             return f"this release has {reason}"
     if problem.window_left >= 0 and not _all_causal(problem):
         return "a window without a causal mask has two sides"
-    unsaid = masks.refusal(problem, causal=_all_causal(problem))
+    unsaid = _unsaid_mask(problem, causal=_all_causal(problem))
     if unsaid:
         return unsaid
     linear = problem.alibi and problem.alibi_function == "linear"
@@ -178,7 +228,7 @@ def _compile_key(problem: AttentionProblem) -> Hashable:
         problem.group_size, problem.page_size, problem.window_left, problem.causal, problem.sinks,
         problem.logits_soft_cap > 0, problem.alibi, strides if problem.head_dim_qk % 16 else None,
         several and problem.head_dim_qk == LARGE_HEAD, problem.causal_by_request,
-        problem.output_scale is not None, *masks.compile_key(problem),
+        problem.output_scale is not None, *_mask_key(problem),
     )  # fmt: skip
 
 
@@ -204,7 +254,7 @@ unified = functools.partial(
         "host_bounds",
         "alibi",
         "causal_by_request",
-        *masks.FEATURES,
+        *MASKS,
     ),
     arithmetic=ARITHMETIC,
     writes_out=True,
@@ -295,7 +345,7 @@ def _attend(
     causal = causal.int() if isinstance(causal, torch.Tensor) else causal
     # An engine's table has room for its longest request; what is behind a request's is garbage.
     table = torch.nn.functional.pad(table, (0, -table.shape[1] % COLUMNS or COLUMNS), value=-1)
-    left, structure = masks.arguments(inputs)
+    left, structure = _mask_arguments(inputs)
     with load(FILE, stubs) as kernels, scalars_as_bounds(inputs.q):
         kernels.unified_attention(
             q=inputs.q,

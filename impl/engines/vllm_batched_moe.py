@@ -20,7 +20,7 @@ from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.target import Target
 from ..torch.batched_moe import options_of
 from ..torch.moe import activated, of_expert
-from .claims import wrong_here
+from .claims import refused_experts, wrong_here
 from .sources import implementation, known, load, unavailable
 from .vllm_stubs import MOE, QUANTISATION, Unused, stubs
 
@@ -49,9 +49,7 @@ def batched_stubs() -> Mapping[str, Mapping[str, object]]:
 
 
 def _supports(problem: BatchedMoEProblem, target: Target) -> bool | str:
-    if problem.dtype == "float32" and target.device != "cpu":
-        return "a GPU multiplies float32 as TF32, which bounds of experts cannot say"
-    refused = wrong_here(target, problem.quantized)
+    refused = refused_experts(problem, target) or wrong_here(target, problem.quantized)
     return refused or unavailable(FILE, target) or True
 
 

@@ -1,8 +1,8 @@
-"""vLLM's ``chunked_prefill_paged_decode``: a prefill kernel, and one for requests of one query.
+"""vLLM's attention of prefills: ``chunked_prefill_paged_decode``, and without a cache.
 
-Its cache has the channels of a key in parts of 16 bytes, [pages, heads, parts, slots, channels],
-and values by channel, [pages, heads, channels, slots]. Both kernels take every stride, so that the
-adapter gives them views.
+The former has a prefill kernel, and one for requests of one query. Its cache has the channels of a
+key in parts of 16 bytes, [pages, heads, parts, slots, channels], and values by channel, [pages,
+heads, channels, slots]. Both kernels take every stride, so that the adapter gives them views.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Hashable
 import torch
 
 from ...reference import Arithmetic, AttentionProblem
-from ...reference.tensors.inputs import PagedAttentionInputs
+from ...reference.tensors.inputs import PagedAttentionInputs, RaggedAttentionInputs
 from ..gpu.triton_interpreter import scalars_as_bounds
-from ..targets.refusal import Refusal
+from ..targets.refusal import Refusal, first_reason
 from ..targets.target import Target
 from .claims import by_slots, refused_attention
-from .sources import implementation, known, load, unavailable
+from .sources import implementation, known, load, says, unavailable
 from .vllm_stubs import stubs
 
 NAME = "ops.chunked_prefill_paged_decode"
@@ -30,7 +30,7 @@ COLUMNS = 128
 
 def _supports(problem: AttentionProblem, target: Target) -> Refusal | str | bool:
     size = 4 if problem.dtype == "float32" else 2
-    for holds, why in (
+    return first_reason(
         (problem.empty_batch, "engines make no call without a token"),
         (problem.more_queries_than_keys,
          "every query is one of the keys: a request has no more queries than keys"),
@@ -42,11 +42,7 @@ def _supports(problem: AttentionProblem, target: Target) -> Refusal | str | bool
          "a request without queries is written as one with a query, into its neighbour's row"),
         (problem.alibi and (problem.sinks or problem.window_left >= 0),
          "it has no sinks and no windows beside ALiBi"),
-    ):  # fmt: skip
-        if holds:
-            return why
-    wrong = refused_attention(problem)
-    return wrong or unavailable(FILE, target) or True
+    ) or refused_attention(problem) or unavailable(FILE, target) or True  # fmt: skip
 
 
 def _compile_key(problem: AttentionProblem) -> Hashable:
@@ -108,3 +104,52 @@ def _new_rows(inputs: PagedAttentionInputs, cache: torch.Tensor) -> torch.Tensor
     position = (keys - queries)[request] + token
     size = inputs.metadata.page_size
     return cache[inputs.block_table[request, position // size].long(), position % size]
+
+
+PREFILL_NAME = "ops.triton_prefill_attention"
+PREFILL = (f"vllm.v1.attention.{PREFILL_NAME}", f"vllm.attention.{PREFILL_NAME}")
+
+
+def _prefills(problem: AttentionProblem, target: Target) -> Refusal | str | bool:
+    return first_reason(
+        (problem.empty_batch, "engines make no call without a token"),
+        (problem.query_lens != problem.seq_lens, "each request has as many queries as keys"),
+        (0 in (problem.window_left, problem.window_right), "a window of 0 stands for none"),
+        (problem.logits_soft_cap, "it has no soft cap"),
+        (problem.sinks and not says(PREFILL, "USE_SINKS"), "this release has no sinks"),
+    ) or refused_attention(problem) or unavailable(PREFILL, target) or True  # fmt: skip
+
+
+def _prefill_key(problem: AttentionProblem) -> Hashable:
+    return (
+        problem.dtype, problem.num_kv_heads, problem.group_size, problem.head_dim_qk,
+        problem.strided_q, problem.strided_kv, problem.causal, problem.window_left,
+        problem.window_right, problem.sinks,
+    )  # fmt: skip
+
+
+@implementation(
+    "ragged_attention", name="vllm-prefill", provider="vllm", supports=_prefills,
+    features=("host_bounds", "window_right"), writes_out=True, compile_key=_prefill_key,
+    arithmetic=Arithmetic(probabilities="inputs", operands="tfloat32"), tile=32,
+    build_ahead="cuda", build_minutes=0.05, build_compilers=1,
+)  # fmt: skip
+def prefill(inputs: RaggedAttentionInputs) -> tuple[object, None]:
+    """Attend each request's tokens to each other."""
+    sinks = {} if inputs.sinks is None else {"sinks": inputs.sinks}
+    with load(PREFILL, stubs) as kernels, scalars_as_bounds(inputs.q):
+        kernels.context_attention_fwd(
+            q=inputs.q,
+            k=inputs.k,
+            v=inputs.v,
+            o=inputs.out,
+            b_start_loc=inputs.qo_indptr[:-1],
+            b_seq_len=inputs.qo_indptr.diff(),
+            max_input_len=inputs.max_q_len,
+            is_causal=inputs.causal,
+            softmax_scale=inputs.sm_scale,
+            sliding_window_q=inputs.window_left if inputs.window_left > 0 else None,
+            sliding_window_k=inputs.window_right if inputs.window_right > 0 else None,
+            **sinks,
+        )
+    return inputs.out, None

@@ -11,9 +11,9 @@ import torch
 from ...reference import Arithmetic, AttentionProblem
 from ...reference.tensors.inputs import PagedAttentionInputs
 from ..gpu.triton_interpreter import scalars_as_bounds
-from ..targets.refusal import Refusal
+from ..targets.refusal import Refusal, first_reason
 from ..targets.target import Target
-from .claims import by_slots, wrong_here
+from .claims import LEAST_CHANNELS, by_slots, wrong_here
 from .sources import implementation, known, load, unavailable
 from .vllm_stubs import stubs
 
@@ -21,8 +21,6 @@ NAME = "ops.triton_decode_attention"
 FILE = (f"vllm.v1.attention.{NAME}", f"vllm.attention.{NAME}")
 SPLITS = 4
 """Parts of each request, vLLM's default."""
-LEAST_CHANNELS = 16
-"""Channels of a product of tensor cores."""
 
 Pair = tuple[torch.Tensor | None, torch.Tensor | None]
 
@@ -30,7 +28,7 @@ Pair = tuple[torch.Tensor | None, torch.Tensor | None]
 def _refusal(problem: AttentionProblem, target: Target) -> Refusal | str | None:
     rotary = problem.head_dim_qk - problem.head_dim_vo if problem.values_in_keys else LEAST_CHANNELS
     of_a_tensor = bool(problem.kv_cache)
-    for holds, why in (
+    return first_reason(
         (any(t != 1 for t in problem.query_lens), "decoding has one query a request"),
         (problem.empty_requests, "a request without keys is NaN: the new token is one"),
         (problem.window_left >= 0 or problem.sinks, "it has no windows and no sinks"),
@@ -40,10 +38,7 @@ def _refusal(problem: AttentionProblem, target: Target) -> Refusal | str | None:
          "values in keys have their scale"),
         (min(problem.head_dim_qk, problem.head_dim_vo, rotary) < LEAST_CHANNELS,
          f"tl.dot takes {LEAST_CHANNELS} channels or more"),
-    ):  # fmt: skip
-        if holds:
-            return why
-    return wrong_here(target, problem.kv_cache) or unavailable(FILE, target)
+    ) or wrong_here(target, problem.kv_cache) or unavailable(FILE, target)  # fmt: skip
 
 
 def _alone(problem: AttentionProblem, target: Target) -> Refusal | str | bool:

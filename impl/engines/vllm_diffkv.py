@@ -11,9 +11,9 @@ import torch
 from ...reference import Arithmetic, AttentionProblem
 from ...reference.tensors.inputs import PagedAttentionInputs
 from ..gpu.triton_interpreter import scalars_as_bounds
-from ..targets.refusal import Refusal
+from ..targets.refusal import Refusal, first_reason
 from ..targets.target import Target
-from .claims import by_slots, wrong_here
+from .claims import LEAST_CHANNELS, by_slots, wrong_here
 from .launch import why_not
 from .sources import implementation, known, load, unavailable
 from .vllm_attention import (
@@ -29,12 +29,10 @@ from .vllm_stubs import stubs
 
 FILE = "vllm.v1.attention.ops.triton_unified_attention_diffkv"
 DECODE_TILE = 16
-LEAST_CHANNELS = 16
-"""Channels of a product of tensor cores."""
 
 
 def _supports(problem: AttentionProblem, target: Target) -> Refusal | str | bool:
-    for holds, why in (
+    return first_reason(
         (problem.more_queries_than_keys,
          "every query is one of the keys: a request has no more queries than keys"),
         (not problem.causal or problem.causal_by_request, "it is causal only"),
@@ -44,11 +42,7 @@ def _supports(problem: AttentionProblem, target: Target) -> Refusal | str | bool
          f"tl.dot takes {LEAST_CHANNELS} channels or more"),
         (not problem.kv_cache and (problem.k_scale != 1 or problem.v_scale != 1),
          "scales belong to FP8 caches"),
-    ):  # fmt: skip
-        if holds:
-            return why
-    wrong = wrong_here(target, problem.kv_cache)
-    return wrong or unavailable(FILE, target) or True
+    ) or wrong_here(target, problem.kv_cache) or unavailable(FILE, target) or True  # fmt: skip
 
 
 def _supports_3d(problem: AttentionProblem, target: Target) -> Refusal | str | bool:

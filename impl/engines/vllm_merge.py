@@ -9,6 +9,7 @@ import torch
 
 from ...reference import MergeProblem
 from ...reference.tensors.inputs import MergeInputs
+from ..targets.refusal import first_reason
 from ..targets.target import Target
 from .claims import wrong_here
 from .sources import implementation, known, load, says, unavailable
@@ -16,19 +17,19 @@ from .vllm_stubs import stubs
 
 NAME = "ops.triton_merge_attn_states"
 FILE = (f"vllm.v1.attention.{NAME}", f"vllm.attention.{NAME}")
+STATES = 2
 
 
 def _supports(problem: MergeProblem, target: Target) -> bool | str:
-    if problem.num_states != 2:  # noqa: PLR2004
-        return "it merges two states"
-    if problem.strides and not says(FILE, "prefix_head_stride"):
-        return "this release reads states as dense"
-    if problem.context != "all" and not says(FILE, "prefill_tokens_with_context"):
-        return "this release merges all tokens with a prefix"
-    if problem.output_scale is not None and not says(FILE, "output_scale"):
-        return "this release writes no outputs in FP8"
     narrow = "" if problem.output_scale is None else "an output"
-    return wrong_here(target, narrow) or unavailable(FILE, target) or True
+    return first_reason(
+        (problem.num_states != STATES, "it merges two states"),
+        (problem.strides and not says(FILE, "prefix_head_stride"),
+         "this release reads states as dense"),
+        (problem.context != "all" and not says(FILE, "prefill_tokens_with_context"),
+         "this release merges all tokens with a prefix"),
+        (narrow and not says(FILE, "output_scale"), "this release writes no outputs in FP8"),
+    ) or wrong_here(target, narrow) or unavailable(FILE, target) or True  # fmt: skip
 
 
 def _compile_key(problem: MergeProblem) -> Hashable:

@@ -17,9 +17,11 @@ import torch
 from ...reference import Arithmetic, MoEProblem, QuantizedMatrix
 from ...reference.tensors.moe_inputs import MoEInputs
 from ..gpu.triton_interpreter import scalars_as_bounds
+from ..targets.refusal import first_reason
 from ..targets.target import Target
 from ..torch.moe_layouts import codes_of
 from ..torch.moe_rows import Rows, activated
+from .claims import refused_experts
 from .sources import Stubs, implementation, known, load, unavailable
 from .vllm_stubs import stubs
 
@@ -57,15 +59,12 @@ NUMBERS = Form()
 
 def refusal(problem: MoEProblem, target: Target) -> bool | str:
     """Return why the kernel does not take a call, whatever its weights are; True if it does."""
-    if not problem.num_tokens:
-        return "without tokens vLLM launches nothing"
-    if problem.assignment == "masked":
-        return "ids are those of experts, never -1"
-    if problem.dtype == "float32" and target.device != "cpu":
-        return "a GPU multiplies float32 as TF32, which bounds of experts cannot say"
-    if problem.weights_on_input and problem.biases:
-        return "a weight of the input multiplies the bias too"
-    return unavailable(FILE, target) or True
+    return first_reason(
+        (not problem.num_tokens, "without tokens vLLM launches nothing"),
+        (problem.assignment == "masked", "ids are those of experts, never -1"),
+        (problem.weights_on_input and problem.biases,
+         "a weight of the input multiplies the bias too"),
+    ) or refused_experts(problem, target) or unavailable(FILE, target) or True  # fmt: skip
 
 
 def _compile_key(problem: MoEProblem) -> Hashable:

@@ -22,8 +22,9 @@ from ...reference.tensors.inputs import (
 )
 from ..targets.backends import FLASHINFER
 from ..targets.optional import require
+from ..targets.refusal import first_reason
 from ..targets.target import Target, installed_version
-from .claims import first_reason, unavailable
+from .claims import unavailable
 from .kv import flashinfer_arguments
 
 WORKSPACE_BYTES = 394 << 20

@@ -8,10 +8,11 @@ import torch
 
 from ...reference import Arithmetic, AttentionProblem, build_metadata
 from ...reference.tensors.inputs import AppendInputs, MergeInputs, PagedAttentionInputs
+from ..targets.refusal import first_reason
 from ..targets.target import Target
 from .backends import CUDA, FA2, FA3, MERGED_ABOVE, one_module
 from .calls import attention_refusal, flashinfer, kv_heads_of, wrapper
-from .claims import first_reason, one_head_dim, two_states, unavailable
+from .claims import one_head_dim, two_states, unavailable
 from .libraries import attention_library
 from .triton import to_base_2, to_natural
 

@@ -7,18 +7,13 @@ from typing import Any
 
 from ...reference import AttentionProblem, MergeProblem
 from ..targets.optional import absent, missing, require
-from ..targets.refusal import Refusal
+from ..targets.refusal import Refusal, first_reason
 from ..targets.target import Target
 
 MOST_DRAFTS = 16
 """Most query tokens of a request with which calls that decode are made."""
 Refuses = Callable[[Any, Target], "str | None"]
 """Takes a problem and a machine; returns the reason why not, None where there is none."""
-
-
-def first_reason(*conditions: tuple[object, str]) -> str | None:
-    """Return the reason of the first condition that holds."""
-    return next((why for holds, why in conditions if holds), None)
 
 
 def either(*refusals: Refuses) -> Refuses:

@@ -11,12 +11,13 @@ import torch
 
 from ...reference import Arithmetic, MoEProblem, QuantizedMatrix
 from ...reference.tensors.moe_inputs import MoEInputs
+from ..targets.refusal import first_reason
 from ..targets.target import Target
 from ..torch.moe_layouts import codes_of
 from ..torch.moe_rows import Rows, activated, combined, of_rows, sorted_rows
 from .backends import Backend, one_module
 from .calls import wrapper
-from .claims import first_reason, no_tokens, unavailable
+from .claims import no_tokens, unavailable
 from .libraries import library_named
 
 GROUP_GEMM = Backend(

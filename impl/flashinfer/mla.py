@@ -17,10 +17,10 @@ from ...reference import Arithmetic, AttentionProblem
 from ...reference.problems.base import is_power_of_two
 from ...reference.tensors.inputs import PagedAttentionInputs
 from ..gating.rules import version_matches
+from ..targets.refusal import first_reason
 from ..targets.target import Target
 from .backends import FA2, FA3
 from .calls import WORKSPACE_BYTES, attention_refusal, flashinfer, shared_workspace, version
-from .claims import first_reason
 from .libraries import attention_library
 from .sessions import PlannedSession
 from .triton import to_natural

@@ -14,10 +14,11 @@ import torch
 from ...reference import AttentionProblem
 from ...reference.tensors.inputs import PagedAttentionInputs
 from ..gating.rules import version_matches
+from ..targets.refusal import first_reason
 from ..targets.target import Target
 from .backends import TRTLLM_GEN, XQA, Backend, one_module
 from .calls import flashinfer, version
-from .claims import Refuses, few_query_tokens, first_reason, one_query_token, unavailable
+from .claims import Refuses, few_query_tokens, one_query_token, unavailable
 from .mla import RECORDS, latent_pages, latent_refusal, mla_wrapper, plan_latent, typed_pages
 from .trtllm import WITH_LSE, natural_or_none, padded_block_table, zeroed_workspace
 

@@ -19,6 +19,7 @@ import torch
 
 from ...reference import Arithmetic, MoEProblem
 from ...reference.tensors.moe_inputs import MoEInputs
+from ..targets.refusal import first_reason
 from ..targets.target import Target
 from ..torch.moe_layouts import (
     both_biases,
@@ -30,7 +31,7 @@ from ..torch.moe_layouts import (
 )
 from .backends import Backend, one_module
 from .calls import flashinfer
-from .claims import Refuses, first_reason, no_tokens, unavailable
+from .claims import Refuses, no_tokens, unavailable
 from .libraries import library_named
 from .names import ACTIVATION_NAMES, activation_member
 

@@ -15,11 +15,12 @@ from ...reference import Arithmetic, MoEProblem
 from ...reference.moe.activations import ACTIVATIONS
 from ...reference.tensors.moe_inputs import MoEInputs
 from ..gating.rules import version_matches
+from ..targets.refusal import first_reason
 from ..targets.target import Target
 from ..torch.moe_layouts import codes_of, gate_first, rows_up_first, scales_of, swiglu_numbers
 from .backends import Backend, one_module
 from .calls import flashinfer
-from .claims import first_reason, needing, no_tokens, offered, unavailable
+from .claims import needing, no_tokens, offered, unavailable
 from .moe import BLOCK, TUNED_TOKENS
 from .names import activation_member
 

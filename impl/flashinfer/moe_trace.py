@@ -12,10 +12,11 @@ import torch
 
 from ...reference import MoEProblem
 from ...reference.tensors.moe_inputs import MoEInputs
+from ..targets.refusal import first_reason
 from ..targets.target import Target
 from ..torch.moe_layouts import bias_up_first, codes_of, rows_up_first, scales_of, swiglu_numbers
 from .backends import TRACE
-from .claims import Refuses, first_reason
+from .claims import Refuses
 from .names import activation_member
 from .routing_trace import FP8_EXPERTS, MOE_TEMPLATES
 from .trace import lacking, template

@@ -12,11 +12,11 @@ import torch
 from ...reference import AttentionProblem, BatchMetadata, build_metadata
 from ...reference.tensors.inputs import PagedAttentionInputs
 from ..gating.rules import version_matches
-from ..targets.refusal import Refusal
+from ..targets.refusal import Refusal, first_reason
 from ..targets.target import Target
 from .backends import CUDA_CORE, FA2, FA3, module_key
 from .calls import attention_refusal, flashinfer, version, wrapper
-from .claims import Refuses, few_query_tokens, first_reason, one_head_dim
+from .claims import Refuses, few_query_tokens, one_head_dim
 from .libraries import attention_library
 from .plans import (
     DECODE,

@@ -9,10 +9,11 @@ import torch
 
 from ...reference import AttentionProblem
 from ...reference.tensors.inputs import RaggedAttentionInputs
+from ..targets.refusal import first_reason
 from ..targets.target import Target
 from .backends import CUDA_CORE, FA2, FA3
 from .calls import attention_refusal, flashinfer, plan_options, wrapper
-from .claims import first_reason, no_more_queries_than_keys
+from .claims import no_more_queries_than_keys
 from .libraries import attention_library
 from .sessions import RAGGED, ragged_session
 from .triton import to_natural

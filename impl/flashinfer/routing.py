@@ -12,11 +12,12 @@ import torch
 from ...reference import Arithmetic, RouteProblem
 from ...reference.tensors.moe_inputs import RouteInputs
 from ..gating.rules import version_matches
+from ..targets.refusal import first_reason
 from ..targets.target import Target
 from ..torch.moe import scores_of, weigh
 from .backends import CUDA, Backend, one_module
 from .calls import flashinfer
-from .claims import Refuses, first_reason, no_tokens, unavailable
+from .claims import Refuses, no_tokens, unavailable
 from .libraries import library_named
 from .names import ROUTING_MEMBERS, routing_member
 

@@ -14,9 +14,9 @@ import torch
 
 from ...reference import RouteProblem
 from ...reference.tensors.moe_inputs import RouteInputs
+from ..targets.refusal import first_reason
 from ..targets.target import Target
 from .backends import TRACE
-from .claims import first_reason
 from .routing import masked_by_zero, routed_by
 from .trace import lacking, template
 

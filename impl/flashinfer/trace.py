@@ -20,13 +20,12 @@ from ...reference.tensors.inputs import (
     RaggedAttentionInputs,
 )
 from ..targets.optional import missing, require
-from ..targets.refusal import Refusal
+from ..targets.refusal import Refusal, first_reason
 from ..targets.target import Target
 from .backends import TRACE
 from .claims import (
     Refuses,
     either,
-    first_reason,
     offered,
     one_head_dim,
     one_query_token,

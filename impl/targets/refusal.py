@@ -67,6 +67,11 @@ class Refusal(str):
         return {"reason": str(self), "code": self.code, "about": self.about}
 
 
+def first_reason(*conditions: tuple[object, str]) -> str | None:
+    """Return the reason of the first condition that holds; None if none does."""
+    return next((why for holds, why in conditions if holds), None)
+
+
 def most_telling(refusals: Iterable[Refusal | None]) -> Refusal | None:
     """Return the refusal that says most, the first of several with its code; None if all are."""
     given = (refusal for refusal in refusals if refusal)

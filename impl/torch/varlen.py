@@ -11,7 +11,7 @@ from ...reference.tensors.inputs import RaggedAttentionInputs
 from ..protocol import implementation
 from ..targets.backends import TORCH
 from ..targets.optional import missing, require
-from ..targets.refusal import Refusal
+from ..targets.refusal import Refusal, first_reason
 from ..targets.target import Target
 from .rounding import rounds_twice
 
@@ -26,7 +26,7 @@ def _supports(problem: AttentionProblem, target: Target) -> Refusal | bool | str
     absent = missing(MODULE, "torch")
     if absent is not None or "scale" not in _parameters():
         return absent or "varlen_attn of this torch takes no scale"
-    for holds, why in (
+    return first_reason(
         (problem.dtype == "float32", "FlashAttention takes 16 bits only"),
         (problem.head_dim_qk != problem.head_dim_vo, "keys and values have one head dim"),
         (problem.head_dim_qk % CHANNELS, f"head dims are multiples of {CHANNELS}"),
@@ -36,10 +36,7 @@ def _supports(problem: AttentionProblem, target: Target) -> Refusal | bool | str
         (rounds_twice(problem.v_scale, problem.dtype), "another v_scale would round out twice"),
         (problem.empty_batch, "engines make no call without a token"),
         (problem.more_queries_than_keys, "FlashAttention's LSE of a row without keys is +inf"),
-    ):  # fmt: skip
-        if holds:
-            return why
-    return True
+    ) or True  # fmt: skip
 
 
 def _parameters() -> frozenset[str]:

@@ -12,7 +12,9 @@ import torch
 from ....reference import Arithmetic, MoEProblem
 from ....reference.tensors.moe_inputs import MoEInputs
 from ...gpu.triton_interpreter import scalars_as_bounds
+from ...targets.refusal import first_reason
 from ...targets.target import Target
+from ..claims import refused_experts
 from ..sources import implementation, load, unavailable
 from ..vllm_stubs import Unused
 
@@ -25,13 +27,10 @@ TILE = 1024
 
 
 def _supports(problem: MoEProblem, target: Target) -> bool | str:
-    if problem.activation != "swiglu":
-        return "the activation is SwiGLU"
-    if not problem.num_tokens:
-        return "a launch has one program a token, and so at least one"
-    if problem.dtype == "float32" and target.device != "cpu":
-        return "a GPU multiplies float32 as TF32, which bounds of experts cannot say"
-    return unavailable(FILE, target) or True
+    return first_reason(
+        (problem.activation != "swiglu", "the activation is SwiGLU"),
+        (not problem.num_tokens, "a launch has one program a token, and so at least one"),
+    ) or refused_experts(problem, target) or unavailable(FILE, target) or True  # fmt: skip
 
 
 def _stubs() -> dict[str, dict[str, object]]:

@@ -11,17 +11,18 @@ from unittest import mock
 
 import torch
 
-from ....reference import Arithmetic, MoEProblem
-from ....reference.tensors.moe_inputs import MoEInputs
+from ....reference import Arithmetic, MoEProblem, RouteProblem, Routing
+from ....reference.tensors.moe_inputs import MoEInputs, RouteInputs
 from ...gpu.autotuning import smallest_configurations
 from ...gpu.triton_interpreter import scalar_conditions
-from ...targets.refusal import Refusal
+from ...targets.refusal import Refusal, first_reason
 from ...targets.target import Target
 from ...torch.moe_layouts import codes_of, scales_of
 from ...torch.moe_rows import Rows, activated
-from ..claims import wrong_here
-from ..lmdeploy_calls import KERNELS, kernel, stubs
+from ..claims import refused_experts, wrong_here
+from ..lmdeploy import KERNELS, LMDEPLOY, kernel, stubs
 from ..sources import load, unavailable
+from .sglang_route import Answer, bias_of, router, ungrouped
 from .vllm_formats import GROUP, quantised_rows
 
 FILE = f"{KERNELS}.moe.fused_moe"
@@ -30,17 +31,13 @@ SWIGLU = "swiglu"
 HOPPER = 90
 LEAST_BLOCK = 32
 """Channels that ``tl.dot`` multiplies at least where they have 8 bits."""
-Answer = bool | str
 
 
 def _refusal(problem: MoEProblem, target: Target, file: str = FILE) -> Answer:
-    if not problem.num_tokens:
-        return "without tokens lmdeploy launches nothing"
-    if problem.assignment == "masked":
-        return "ids are those of experts, never -1"
-    if problem.dtype == "float32" and target.device != "cpu":
-        return "a GPU multiplies float32 as TF32, which bounds of experts cannot say"
-    return unavailable(file, target) or True
+    return first_reason(
+        (not problem.num_tokens, "without tokens lmdeploy launches nothing"),
+        (problem.assignment == "masked", "ids are those of experts, never -1"),
+    ) or refused_experts(problem, target) or unavailable(file, target) or True  # fmt: skip
 
 
 def _not_compact(problem: MoEProblem, target: Target) -> Answer:
@@ -216,3 +213,67 @@ def _activation(inputs: MoEInputs) -> Callable[[torch.Tensor], torch.Tensor] | N
     ids, weights = inputs.topk_ids, inputs.topk_weights
     rows = Rows(ids, ids, ids.flatten(), weights, ids)
     return lambda x: activated(inputs, x.float(), rows).to(x.dtype)
+
+
+NOAUX, SINGLE = f"{KERNELS}.moe.route_noaux_tc", f"{KERNELS}.moe.route_single_group"
+RENORMALISED = ("deepseek_v3", "minimax2", "sigmoid_renorm")
+SIGMOID = (*RENORMALISED, "sigmoid")
+LEAST_EXPERTS = 32
+SINGLE_EXPERTS, SINGLE_TOP_K = 192, 8
+
+
+def _is_power(number: int) -> bool:
+    return number & (number - 1) == 0
+
+
+def _not_noaux(problem: RouteProblem, target: Target) -> Answer:
+    return first_reason(
+        (problem.method not in SIGMOID, f"the method is {' or '.join(SIGMOID)}"),
+        (problem.num_experts % LEAST_EXPERTS or not _is_power(problem.num_experts),
+         f"experts are a power of two from {LEAST_EXPERTS} on"),
+        (problem.grouped and problem.masked_groups != "zero",
+         "experts of other groups get a score of zero"),
+        (problem.grouped and not (problem.bias or problem.method == "deepseek_v3"),
+         "groups are ranked by their two best experts"),
+        (problem.grouped and problem.group_experts == 1, "a group has two experts or more"),
+    ) or unavailable(NOAUX, target) or True  # fmt: skip
+
+
+@router(name="lmdeploy-noaux-tc", provider=LMDEPLOY, supports=_not_noaux)
+def noaux(inputs: RouteInputs) -> Routing:
+    """Call ``fused_noaux_tc_routing``."""
+    with load(NOAUX, stubs) as kernels, smallest_configurations(inputs.logits):
+        weights, ids = kernels.fused_noaux_tc_routing(
+            inputs.logits,
+            bias_of(inputs),
+            num_experts=inputs.logits.shape[1],
+            n_group=inputs.num_groups or 1,
+            topk_group=inputs.topk_groups or 1,
+            top_k=inputs.top_k,
+            renormalize=inputs.method != "sigmoid",
+            routed_scaling_factor=inputs.scaling_factor,
+        )
+    return Routing(ids.int(), weights)
+
+
+def _not_single(problem: RouteProblem, target: Target) -> Answer:
+    refused = ungrouped(problem, *RENORMALISED)
+    if refused:
+        return refused
+    if problem.num_experts != SINGLE_EXPERTS or problem.top_k != SINGLE_TOP_K:
+        return f"there are {SINGLE_EXPERTS} experts, and {SINGLE_TOP_K} of a token"
+    return unavailable(SINGLE, target) or True
+
+
+@router(name="lmdeploy-single-group-topk", provider=LMDEPLOY, supports=_not_single)
+def single(inputs: RouteInputs) -> Routing:
+    """Call ``fused_single_group_topk_router`` on sigmoids, which lmdeploy computes by torch."""
+    with load(SINGLE, stubs) as kernels:
+        weights, ids = kernels.fused_single_group_topk_router(
+            inputs.logits.float().sigmoid(),
+            bias_of(inputs),
+            num_experts=SINGLE_EXPERTS,
+            top_k=SINGLE_TOP_K,
+            routed_scaling_factor=inputs.scaling_factor,
+        )
+    return Routing(ids.int(), weights)

@@ -20,11 +20,11 @@ import torch
 from ....reference import MoEProblem, QuantizedMatrix
 from ....reference.tensors.moe_inputs import MoEInputs
 from ...gpu.triton_interpreter import scalars_as_bounds
-from ...targets.refusal import Refusal
+from ...targets.refusal import Refusal, first_reason
 from ...targets.target import Target
 from ...torch.moe_layouts import codes_of, scales_of
 from ...torch.moe_rows import Rows, activated
-from ..claims import wrong_here
+from ..claims import refused_experts, wrong_here
 from ..sglang_calls import SGLANG, stubs
 from ..sources import Stubs, load, unavailable
 from ..vllm_moe import FEATURES, ROUNDED, kernel
@@ -47,13 +47,11 @@ SMALL = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE
 
 
 def _refusal(problem: MoEProblem, target: Target) -> bool | str:
-    if not problem.num_tokens:
-        return "without tokens SGLang launches nothing"
-    if problem.dtype == "float32" and target.device != "cpu":
-        return "a GPU multiplies float32 as TF32, which bounds of experts cannot say"
-    if problem.weights_on_input and problem.biases:
-        return "a weight of the input multiplies the bias too"
-    return unavailable(FILE, target) or True
+    return first_reason(
+        (not problem.num_tokens, "without tokens SGLang launches nothing"),
+        (problem.weights_on_input and problem.biases,
+         "a weight of the input multiplies the bias too"),
+    ) or refused_experts(problem, target) or unavailable(FILE, target) or True  # fmt: skip
 
 
 def _other_weights(problem: MoEProblem, target: Target) -> bool | str:

@@ -11,7 +11,7 @@ from ....reference import RouteProblem, Routing
 from ....reference.moe.routing_methods import METHODS
 from ....reference.tensors.moe_inputs import RouteInputs
 from ...gpu.triton_interpreter import scalars_as_bounds
-from ...targets.refusal import Refusal
+from ...targets.refusal import Refusal, first_reason
 from ...targets.target import Target
 from ..sglang_calls import SGLANG, stubs
 from ..sources import implementation, load, unavailable
@@ -61,17 +61,17 @@ def ungrouped(problem: RouteProblem, *methods: str) -> str | None:
 def _not_the_gate(problem: RouteProblem, target: Target) -> Answer:
     how = METHODS[problem.method]
     softmax = problem.method in SOFTMAX
-    if not softmax and (how.score not in SCORES or how.weight not in ("score", "renormalize")):
-        return "weights are scores, renormalised or not"
-    if softmax and (problem.bias or problem.grouped):
-        return "a bias of a softmax is a bias of its logits, and so are groups ranked"
-    if problem.grouped and problem.masked_groups != "-inf":
-        return "experts of other groups are never chosen"
-    if problem.grouped and not (problem.bias or how.two_best):
-        return "groups are ranked by their two best experts"
-    if problem.grouped and problem.group_experts == 1:
-        return "a group has two experts or more"
-    return unavailable(GATE, target) or True
+    weighed = how.score in SCORES and how.weight in ("score", "renormalize")
+    return first_reason(
+        (not softmax and not weighed, "weights are scores, renormalised or not"),
+        (softmax and (problem.bias or problem.grouped),
+         "a bias of a softmax is a bias of its logits, and so are groups ranked"),
+        (problem.grouped and problem.masked_groups != "-inf",
+         "experts of other groups are never chosen"),
+        (problem.grouped and not (problem.bias or how.two_best),
+         "groups are ranked by their two best experts"),
+        (problem.grouped and problem.group_experts == 1, "a group has two experts or more"),
+    ) or unavailable(GATE, target) or True  # fmt: skip
 
 
 def _stubs() -> dict[str, dict[str, object]]:
@@ -155,18 +155,15 @@ def _inkling_key(problem: RouteProblem) -> Hashable:
 
 
 def _not_inkling(problem: RouteProblem, target: Target) -> Answer:
-    if problem.dtype != "float32":
-        return "weights have the dtype of the logits"
-    if problem.top_k > INKLING_TOP_K:
-        return f"at most {INKLING_TOP_K} experts a token"
-    if not problem.num_tokens:
-        return "without tokens SGLang launches nothing"
-    if problem.renormalise_floor:
-        return "the sum of the weights has no floor"
-    if (problem.slots - 1).bit_length() != (problem.top_k - 1).bit_length():
-        return "the next power of two is one for experts with shared ones and without"
     methods = ("deepseek_v3", "minimax2", "sigmoid_renorm")
-    return ungrouped(problem, *methods) or unavailable(INKLING, target) or True
+    return first_reason(
+        (problem.dtype != "float32", "weights have the dtype of the logits"),
+        (problem.top_k > INKLING_TOP_K, f"at most {INKLING_TOP_K} experts a token"),
+        (not problem.num_tokens, "without tokens SGLang launches nothing"),
+        (problem.renormalise_floor, "the sum of the weights has no floor"),
+        ((problem.slots - 1).bit_length() != (problem.top_k - 1).bit_length(),
+         "the next power of two is one for experts with shared ones and without"),
+    ) or ungrouped(problem, *methods) or unavailable(INKLING, target) or True  # fmt: skip
 
 
 @router(
@@ -190,13 +187,11 @@ def inkling(inputs: RouteInputs) -> Routing:
 
 
 def _not_hashed(problem: RouteProblem, target: Target) -> Answer:
-    if problem.method != "deepseek_v4":
-        return "the method is deepseek_v4"
-    if not problem.hash_vocabulary:
-        return "experts are those of a table"
-    if problem.renormalise_floor:
-        return "the sum of the weights has no floor"
-    return unavailable(HASH, target) or True
+    return first_reason(
+        (problem.method != "deepseek_v4", "the method is deepseek_v4"),
+        (not problem.hash_vocabulary, "experts are those of a table"),
+        (problem.renormalise_floor, "the sum of the weights has no floor"),
+    ) or unavailable(HASH, target) or True  # fmt: skip
 
 
 @router(

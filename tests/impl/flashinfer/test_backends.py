@@ -11,7 +11,6 @@ from kernelproof.impl import BUILT_IN, Arithmetic, Target, find_implementation
 from kernelproof.impl.flashinfer.backends import FA2, XQA, Backend, one_module
 from kernelproof.impl.flashinfer.claims import (
     either,
-    first_reason,
     one_head_dim,
     one_query_token,
     two_states,
@@ -19,7 +18,7 @@ from kernelproof.impl.flashinfer.claims import (
 )
 from kernelproof.impl.registry import built_in_provider
 from kernelproof.impl.targets.backends import BACKENDS, FLASHINFER, KERNELPROOF, PROVIDERS, TORCH
-from kernelproof.impl.targets.refusal import Refusal
+from kernelproof.impl.targets.refusal import Refusal, first_reason
 from kernelproof.reference import AttentionProblem, MergeProblem
 
 HERE = Target()
