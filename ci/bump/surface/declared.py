@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ....impl.gating import Target, load_rules
@@ -10,9 +11,141 @@ from ....impl.gating.rules import Rule
 from ...support.rows import CUDA, TRITON, Matrix, Row, all_rows, differences, matrix_of
 from ..verdicts.findings import Chip, Finding, finding
 from ..verdicts.verdict import chip_name
-from .declared_items import chip_items, compared, value_items
 
 Declarations = Mapping[str, Any]
+EMPTY_IF_UNREAD = ("xqa", "fa3", "fmha_runner", "dispatch", "activations", "backend_choices")
+"""Sections in which a release that is written otherwise leaves nothing."""
+CHECKS = ("jit_filters", "fmha_runner")
+"""Sections of what is refused otherwise: a check that is gone refuses nothing."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """Something that a release declares.
+
+    Attributes:
+        name: the name that findings use.
+        values: chips, or what else it covers; None where the release does not say.
+        section: the section of the declarations.
+        module: the module that was imported to learn it; empty if none was.
+        api: callable whose decorator it is of; empty if it is of none.
+    """
+
+    name: str
+    values: frozenset[Any] | None
+    section: str
+    module: str = ""
+    api: str = ""
+
+
+def compared(
+    items: Callable[[Declarations], Iterable[Item]],
+    baseline: Declarations,
+    candidate: Declarations,
+) -> Iterator[tuple[str, frozenset[Any], frozenset[Any]]]:
+    """Return the names of what the baseline declares, with both sides' values.
+
+    What the candidate has no more has no values. What it does not say, or could not be asked, is
+    left out.
+    """
+    old, new = _by_name(items(baseline)), _by_name(items(candidate))
+    for name, before in sorted(old.items()):
+        after = new.get(name)
+        if after is None and not _unread(before, candidate) and _gone(before, baseline, candidate):
+            after = Item(name, frozenset(), before.section)
+        if before.values is not None and after is not None and after.values is not None:
+            yield name, before.values, after.values
+
+
+def _by_name(items: Iterable[Item]) -> dict[str, Item]:
+    found: dict[str, Item] = {}
+    for each in items:
+        if each.values is not None or each.name not in found:
+            found[each.name] = each
+    return found
+
+
+def _unread(item: Item, declared: Declarations) -> bool:
+    """Whether a release could not be asked for an item, so that its absence means nothing."""
+    empty = item.section in EMPTY_IF_UNREAD and not declared[item.section]
+    return empty or item.section in CHECKS or item.module in declared["not_imported"]
+
+
+def _gone(item: Item, baseline: Declarations, candidate: Declarations) -> bool:
+    """Whether a decorated callable is gone, or the backend of one that is still decorated.
+
+    One that is there without its decorator is restricted no more, or in another way.
+    """
+    if not item.api:
+        return True
+    decorated = [each for each in candidate["capabilities"] if each["api"] == item.api]
+    if decorated:
+        # Where the decorators' source is read instead, a backend may be missed.
+        return bool(decorated[0]["how"] == "asked")
+    offered = _offered(baseline).intersection(item.api.split("."))
+    return bool(offered) and offered.isdisjoint(_offered(candidate))
+
+
+def _offered(declared: Declarations) -> set[str]:
+    return {name for names in declared["exports"].values() for name in names}
+
+
+def chip_items(declared: Declarations) -> Iterator[Item]:
+    """Return the chips of each thing that declares chips."""
+    for each in declared["capabilities"]:
+        api, section = each["api"], "capabilities"
+        yield Item(api, _set(each["common"]), section, api=api)
+        for backend, chips in each["backends"].items():
+            yield Item(f"{api} with {backend}", _set(chips), section, api=api)
+    for each in declared["runners"]:
+        module = _module(each["source"])
+        yield Item(f"runner {each['runner']}", _set(each["chips"]), "runners", module)
+    for each in declared["configs"]:
+        module = _module(each["source"])
+        yield Item(f"config {each['config']}", _set(each["chips"]), "configs", module)
+    for each in declared["jit_filters"]:
+        if each["generator"]:
+            name = f"compiler filter of {each['generator']}"
+            yield Item(name, _set(each["chips"]), "jit_filters")
+    built = map(int, declared["fused_moe_modules"]["modules"])
+    yield Item("modules of cutlass_fused_moe", _set(built), "fused_moe_modules")
+    cubins = map(int, declared["compatible_cubins"].get("chips", {}))
+    yield Item("binaries of trtllm-gen attention", _set(cubins), "compatible_cubins")
+
+
+def value_items(declared: Declarations) -> Iterator[Item]:
+    """Return what is declared of head dims, dtypes, backends and activations, on no single chip."""
+    for part in ("xqa", "fa3"):
+        for name, values in declared[part].items():
+            if isinstance(values, list | None):
+                yield Item(f"{part} {name.replace('_', ' ')}", _texts(values), part)
+    for name, each in declared["backend_choices"].items():
+        module = f"flashinfer.{name.partition('.')[0]}"
+        choices = frozenset(each["choices"])
+        yield Item(f"backends of {name}", choices, "backend_choices", module)
+    for section, label in (
+        ("activations", "activations of {} MoE"),
+        ("fmha_runner", "trtllm-gen attention: {}"),
+        ("dispatch", "templates {}"),
+    ):
+        for name, each in declared[section].items():
+            yield Item(label.format(name), _texts(each["values"]), section)
+
+
+def _set(values: Iterable[int] | None) -> frozenset[int] | None:
+    return None if values is None else frozenset(values)
+
+
+def _texts(values: Iterable[object] | None) -> frozenset[str] | None:
+    return None if values is None else frozenset(map(str, values))
+
+
+def _module(source: str) -> str:
+    """Return the module of a place such as ``flashinfer/fused_moe/core.py:316``."""
+    path = source.partition(":")[0].removesuffix(".py").removesuffix("/__init__")
+    return path.replace("/", ".")
+
+
 HANGS = "hangs"
 SHORT_HASH = 7
 """Characters of a hash that a sentence shows."""
@@ -51,54 +184,49 @@ def matrices(
     return made[0], made[1]
 
 
+SAID = {
+    "chips": ("{} declares {}", "{} no longer declares {}", "do not use {} on {}"),
+    "values": ("{}: has {}", "{}: has no more {}", "do not ask {} for {}"),
+}
+"""Sentences by what an item covers: what it gained, what it lost, and what follows from a loss."""
+
+
 def declared_findings(
     baseline: Declarations, candidate: Declarations, chips: Sequence[Chip]
 ) -> Iterator[Finding]:
     """Compare what two releases declare, for these chips."""
     numbers = {chip for chip in chips if isinstance(chip, int)}
     for name, old, new in compared(chip_items, baseline, candidate):
-        losing = "internals-lost" if name.startswith(INTERNALS) else "declared-lost"
-        for change, lost in (
-            (losing, (old - new) & numbers),
-            ("declared-gained", (new - old) & numbers),
-        ):
-            if lost:
-                verb = "declares" if change == "declared-gained" else "no longer declares"
-                where = ", ".join(map(chip_name, sorted(lost)))
-                yield finding(
-                    change,
-                    name,
-                    f"{name} {verb} {where}",
-                    chips=tuple(sorted(lost)),
-                    rule=f"do not use {name} on {where}" if change == "declared-lost" else "",
-                    baseline={"chips": sorted(old)},
-                    candidate={"chips": sorted(new)},
-                )
-    yield from _values(baseline, candidate)
+        yield from _covered("chips", name, old, new, numbers)
+    for name, old, new in compared(value_items, baseline, candidate):
+        yield from _covered("values", name, old, new, old | new)
     yield from _artifacts(baseline, candidate, chips)
 
 
-def _values(baseline: Declarations, candidate: Declarations) -> Iterator[Finding]:
-    """Compare declared head dims, dtypes, backends and activations that are of no single chip."""
-    for name, old, new in compared(value_items, baseline, candidate):
-        losing = "internals-lost" if name.startswith(INTERNALS) else "declared-lost"
-        for change, some, others in (
-            (losing, old, new),
-            ("declared-gained", new, old),
-        ):
-            found = sorted(some - others)
-            if found:
-                listed = ", ".join(found)
-                verb = "has" if change == "declared-gained" else "has no more"
-                yield finding(
-                    change,
-                    name,
-                    f"{name}: {verb} {listed}",
-                    rule=f"do not ask {name} for {listed}" if change == "declared-lost" else "",
-                    baseline={"values": sorted(old)},
-                    candidate={"values": sorted(new)},
-                    count=len(found),
-                )
+def _covered(
+    what: str, name: str, old: frozenset[Any], new: frozenset[Any], asked: Collection[Any]
+) -> Iterator[Finding]:
+    """Compare the chips, or the values, that an item covers; only those asked about count."""
+    gains, loses, follows = SAID[what]
+    losing = "internals-lost" if name.startswith(INTERNALS) else "declared-lost"
+    for change, changed, said in (
+        (losing, old - new, loses),
+        ("declared-gained", new - old, gains),
+    ):
+        found = sorted(changed.intersection(asked))
+        if found:
+            listed = ", ".join(map(chip_name, found) if what == "chips" else found)
+            more: dict[str, Any] = {"chips": tuple(found)} if what == "chips" else {}
+            yield finding(
+                change,
+                name,
+                said.format(name, listed),
+                rule=follows.format(name, listed) if change == "declared-lost" else "",
+                baseline={what: sorted(old)},
+                candidate={what: sorted(new)},
+                count=1 if what == "chips" else len(found),
+                **more,
+            )
 
 
 def _artifacts(

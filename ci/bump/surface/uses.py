@@ -105,7 +105,8 @@ def _words(found: Finding) -> set[str]:
 
 
 def _is_method(found: Finding) -> bool:
-    return found.subject.count(".") > 1 and not found.subject.endswith(".__init__")
+    is_of_class = found.subject.count(".") > 1 and not found.subject.endswith(".__init__")
+    return is_of_class and found.change != "name-removed"  # whose subject is a module
 
 
 def _ordinary(findings: Iterable[Finding]) -> set[str]:

@@ -98,6 +98,9 @@ FINDINGS = {
     "name": finding(
         "name-removed", "flashinfer.utils", "offers no helper", baseline={"helper": "function"}
     ),
+    "inner name": finding(
+        "name-removed", "flashinfer.triton.cascade", "offers no state", baseline={"state": "class"}
+    ),
 }
 
 
@@ -333,6 +336,7 @@ def uses_of(folder: Path, what: str, files: dict[str, str]) -> dict[str, Any]:
         # Public names are used beyond doubt, or not.
         ("name", "from flashinfer.utils import helper", USED),
         ("name", "from flashinfer.other import helper", NOT),
+        ("inner name", "from flashinfer.triton.cascade import state", USED),
         ("name", "import flashinfer\nself.helper()", NOT),
     ],
 )  # fmt: skip
