@@ -12,7 +12,7 @@ from kernelproof.impl import Target, find_implementation
 from kernelproof.reference import AttentionProblem, materialise, oracle, ragged_attention
 from kernelproof.reference.tensors.inputs import RaggedAttentionInputs
 
-varlen = pytest.importorskip("torch.nn.attention.varlen")
+MODULE = "torch.nn.attention.varlen"
 MIXED = AttentionProblem(
     operation="ragged_attention",
     query_lens=(3, 1, 0, 2),
@@ -26,6 +26,12 @@ MIXED = AttentionProblem(
 )
 KERNEL = find_implementation("torch-varlen-attn")
 GPU = replace(Target.here("cpu"), device="cuda", sm=90)
+
+
+@pytest.fixture(autouse=True)
+def _varlen() -> None:
+    """Import it for a test only: it brings torch's compiler, 1.7 s wherever tests are collected."""
+    pytest.importorskip(MODULE)
 
 
 def stand_in(
@@ -70,7 +76,7 @@ def stand_in(
     ids=str,
 )
 def test_each_option_arrives(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(varlen, "varlen_attn", stand_in)
+    monkeypatch.setattr(f"{MODULE}.varlen_attn", stand_in)
     problem = replace(MIXED, **options)
     assert KERNEL.refusal(problem, GPU) is None
     inputs = materialise(problem)
@@ -111,5 +117,5 @@ def test_a_cpu_is_refused() -> None:
 
 
 def test_a_release_without_a_scale_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(varlen, "varlen_attn", lambda: None)
+    monkeypatch.setattr(f"{MODULE}.varlen_attn", lambda: None)
     assert KERNEL.refusal(MIXED, GPU) == "varlen_attn of this torch takes no scale"

@@ -15,11 +15,12 @@ from kernelproof.properties.space.axes import Axes, narrow
 from kernelproof.properties.space.module_selection import Selection
 from kernelproof.reference import AttentionProblem, Problem
 
+ALL_AXES = narrow("paged_attention", lambda problems: [None] * len(problems), 10**9)
+
 
 def axes(*names: str) -> Axes:
-    found = narrow("paged_attention", lambda problems: [None] * len(problems), 10**9)
-    assert found is not None
-    return replace(found, values={name: found.values[name] for name in names})
+    assert ALL_AXES is not None
+    return replace(ALL_AXES, values={name: ALL_AXES.values[name] for name in names})
 
 
 AXES = axes("dtype", "head_dims")

@@ -21,7 +21,7 @@ from kernelproof.properties.laws import LAWS, Law, find_law, laws_of
 from kernelproof.properties.search.drawing import MOST_IDLE
 from kernelproof.properties.search.plan import Plan, problems_of
 from kernelproof.properties.seeded import BUGS, CATALOGUE, HONEST, PROCESS_CONTROLS, SeededBug
-from kernelproof.properties.space.axes import narrow
+from kernelproof.properties.space.axes import Axes, narrow
 from kernelproof.properties.space.profiles import PROFILES, Cost
 from kernelproof.properties.space.rounds import Enough, draw_round, most_rounds, seed_of_round
 from kernelproof.properties.verdicts.contained import Stop
@@ -139,6 +139,22 @@ def quick_problems(law: Law) -> int:
     return problems_of(Plan([], QUICK), law, FAST)
 
 
+_narrowed: dict[object, Axes | None] = {}
+
+
+def axes_of(implementation: Implementation) -> Axes | None:
+    """Narrow the axes once for all that claim the same: thousands of problems are asked about."""
+    claims = (implementation.operation, implementation.features, implementation.supports)
+
+    def probe(asked: Any) -> list[Refusal | None]:  # noqa: ANN401  a sequence of problems
+        return [implementation.refusal(problem, TARGET) for problem in asked]
+
+    if claims not in _narrowed:
+        assert not implementation.backend, "support rules refuse problems too"
+        _narrowed[claims] = narrow(implementation.operation, probe, QUICK.max_work)
+    return _narrowed[claims]
+
+
 def search(
     implementation: Implementation,
     law: Law,
@@ -149,11 +165,7 @@ def search(
 ) -> _Search:
     """Draw problems, as the engine does, until one fails, or has the wanted status."""
     seeds = seeds or (law.name, implementation.name, 0)  # the engine's, for its own seed 0
-
-    def probe(asked: Any) -> list[Refusal | None]:  # noqa: ANN401  a sequence of problems
-        return [implementation.refusal(problem, TARGET) for problem in asked]
-
-    axes = narrow(implementation.operation, probe, QUICK.max_work)
+    axes = axes_of(implementation)
     assert axes is not None
     axes, result, seen = axes.within(law.looks_at), _Search(), set[str]()
     if axes is None:
