@@ -73,20 +73,26 @@ def _counted(launch: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @functools.cache
-def before_first_launch(prepare: Callable[[Any], None]) -> None:
+def before_first_launch(
+    prepare: Callable[[Any], None], imported: Callable[[Any], None] = lambda _: None
+) -> None:
     """Have the interpreter, which is not imported yet, prepared when it first launches a kernel.
+
+    Args:
+        prepare: called at that launch, by which the kernel's copy is made.
+        imported: called when the interpreter's module has been run, before any copy is made.
 
     A kernel's file may import Triton as late as in the call. When the interpreter is imported, the
     language that it interprets is not whole yet.
     """
-    sys.meta_path.insert(0, _Finder(prepare))
+    sys.meta_path.insert(0, _Finder(prepare, imported))
 
 
 class _Finder:
     """Finds the interpreter's module once, as the import system does without it."""
 
-    def __init__(self, prepare: Callable[[Any], None]) -> None:
-        self._prepare = prepare
+    def __init__(self, prepare: Callable[[Any], None], imported: Callable[[Any], None]) -> None:
+        self._prepare, self._imported = prepare, imported
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -105,6 +111,7 @@ class _Finder:
     def _then_prepared(self, load: Callable[[Any], None]) -> Callable[[Any], None]:
         def loaded(interpreter: Any) -> None:
             load(interpreter)
+            self._imported(interpreter)
             executor = interpreter.GridExecutor
             launch = executor.__call__
 

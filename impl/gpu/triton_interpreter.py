@@ -41,6 +41,7 @@ from .bfloat16 import compute_bfloat16
 from .bound_names import reach_bound_names
 from .float8 import convert_float8
 from .interpreted import INTERPRETER, before_first_launch, count_launches
+from .kernel_lines import mark_lines, watch_launches
 from .reductions import by_slices
 
 FIRST_THAT_INDEXES = (3, 7)
@@ -134,12 +135,14 @@ def _splat_conditions(splat: Callable[..., Any]) -> Callable[..., Any]:
 def hasten() -> None:
     """Let Triton's interpreter work less, reach bound names, and compute as a GPU does.
 
-    Where it is not imported yet, that is done at its first launch.
+    Where it is not imported yet, that is done at its first launch. Lines that run, and launches on
+    a GPU, are recorded from then on, see ``kernel_lines``.
     """
+    watch_launches()
     if (interpreter := sys.modules.get(INTERPRETER)) is not None:
         _hasten(interpreter)
     elif os.environ.get("TRITON_INTERPRET") == "1":
-        before_first_launch(_hasten)
+        before_first_launch(_hasten, mark_lines)
 
 
 @functools.cache
@@ -150,6 +153,7 @@ def _hasten(interpreter: Any) -> None:  # noqa: ANN401  a module
     if getattr(options, "sanitize_overflow", False) and not getattr(options, "debug", True):
         builder.options = replace(options, sanitize_overflow=False)
     count_launches(interpreter)
+    mark_lines(interpreter)
     by_slices(interpreter)
     compute_bfloat16(interpreter)
     convert_float8(interpreter)
