@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, runtime_checkable
@@ -52,6 +53,9 @@ FINITE_HIDDEN_KEYS = (
 
 COMPILERS_A_BUILD = 4
 """Most compilers of one module: a module of FlashInfer has only two to eight sources."""
+
+ENGINE_LINE = re.compile(r"\S+\.\w+:\d+")
+"""A file and a line of an engine, as a reason for an unset flag."""
 
 Supports = Callable[[Any, Target], "bool | str"]
 """Takes a problem of the implementation's own operation: the protocol refuses any other before."""
@@ -150,6 +154,7 @@ class Implementation:
     hidden_keys: str = "any"
     chosen_backend: Callable[[Target], str] | None = None
     ruled_as: Mapping[str, Any] = field(default_factory=dict)
+    unset_flags: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def provider(self) -> str:
@@ -300,11 +305,19 @@ def _pairs(value: Iterable[Any]) -> tuple[tuple[int, Arithmetic], ...]:
     return tuple((_integer(channels), arithmetic(wide)) for channels, wide in value)
 
 
+def _lines_by_flag(value: Mapping[str, str] | None) -> dict[str, str]:
+    found = dict(_of_type(Mapping, None)(value) or {})
+    if not all(ENGINE_LINE.search(_of_type(str)(line)) for line in found.values()):
+        raise ValueError
+    return found
+
+
 _KINDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "name": (_of_type(str), "str"),
     "features": (_names, "a collection of names"),
     "provider": (_of_type(str, None), "str"),
     "backend": (lambda value: _of_type(str, None)(value) or "", "str"),
+    "unset_flags": (_lines_by_flag, "a mapping of flags to an engine's FILE:LINE"),
     "ruled_as": (lambda value: dict(_of_type(Mapping, None)(value) or {}), "a mapping"),
     "arithmetic": (lambda value: _of_type(Arithmetic, None)(value) or Arithmetic(), "Arithmetic"),
     "wide_arithmetic": (_pairs, "pairs of a number of channels and an Arithmetic"),
@@ -367,6 +380,7 @@ def implementation(
     hidden_keys: Literal["any", "finite"] = "any",
     chosen_backend: Callable[[Target], str] | None = None,
     ruled_as: Mapping[str, Any] | None = None,
+    unset_flags: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[[Any], Any]], Implementation]:
     """Make an implementation of a function, for use as a decorator.
 
@@ -427,6 +441,9 @@ def implementation(
         ruled_as: fields of a problem of which the support rules are asked another value: the one
             that the library is called with, such as ``{"q_dtype": ""}`` where queries in FP8 are
             handed over in 16 bits.
+        unset_flags: constexprs of a Triton kernel that no caller sets, each with the engine's line
+            that shows it: ``{"USE_TD": "vllm/v1/attention/backends/triton_attn.py:123"}``. A second
+            share of the kernel's lines leaves out what they guard; the first one counts all.
 
     Raises:
         TypeError: an option of another type.

@@ -30,7 +30,15 @@ from ...properties.laws import Law
 from ...properties.search.building import Claim
 from ...properties.search.coverage import Reached
 from ...properties.search.engine import Run, usual_jobs
-from ...properties.search.plan import NOTHING, Learned, Part, Plan, first_laws, laws_planned
+from ...properties.search.plan import (
+    NOTHING,
+    Learned,
+    Part,
+    Plan,
+    first_laws,
+    is_thorough,
+    laws_planned,
+)
 from ...properties.search.progress import Progress
 from ...properties.space.axes import Axes
 from ...properties.space.profiles import Cost
@@ -367,7 +375,8 @@ class Work:
         reached = Reached(axes, merged.declared)
         for law in merged.laws:
             reached.include(law)
-        merged.coverage = reached.coverage(laws, merged.laws)
+        thorough = is_thorough(self._plan)
+        merged.coverage = reached.coverage(laws, merged.laws, thorough=thorough)
         merged.claimed_space = reached.claimed_space()
         for law in merged.laws:
             law.forget(all_of_them=law.finding is None)

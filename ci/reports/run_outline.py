@@ -24,6 +24,7 @@ from ...properties.verdicts.text import compact, count_of, one_line
 from .claims import claims_count, claims_text, lost_lines
 from .display import print_outline
 from .junit import case, document, printed, properties, result, suite
+from .kernels import kernel_lines, kernel_text
 from .outline import Block, Line, Part, Table
 from .summary import (
     KnownCause,
@@ -84,7 +85,8 @@ def outline_of(summary: Summary, *, whole: bool) -> Iterator[Part]:
     reports = in_order(summary.report.implementations)
     style = {"conforming": "bold green", "nonconforming": "bold red"}
     verdict = style.get(summary.verdict, "bold yellow")
-    yield Part("Verdict", [Line("", summary.sentence, verdict)], folded=False)
+    ran = kernel_lines(reports, whole=whole)
+    yield Part("Verdict", [Line("", summary.sentence, verdict), *ran], folded=False)
     yield Part("Errors", _errors(reports, summary))
     causes = [cause for each in reports for cause in new_findings(each)]
     yield Part("New findings", [finding_block(each, whole=whole) for each in causes])
@@ -300,6 +302,7 @@ def _suite(report: ImplementationReport, summary: Summary) -> ET.Element:
         seed=summary.report.seed,
         replayed=report.corpus.replayed,
         coverage=report.coverage.text,
+        **({"kernels": text} if (text := kernel_text(report)) else {}),
         **({"claims": "; ".join(report.claims)} if report.claims else {}),
         **({"interpreted": "; ".join((NOTE, *CAVEATS))} if report.interpreted else {}),
         **({"incomplete": gaps_text(missing_of(report))} if missing_of(report) else {}),

@@ -31,15 +31,16 @@ class Gap:
     Attributes:
         code: ``law``: problems of a law; ``edge``: problems that cross a structural edge; ``axis``:
             problems with a value of a run-time axis; ``real``: problems with a value that ten
-            families of models have.
-        name: the name of the law, the edge or the axis.
-        value: the value of the axis.
-        judged, floor: problems that were judged, and that are wanted.
+            families of models have; ``feature``: problems with a feature that is declared;
+            ``kernel``: lines of a Triton kernel.
+        name: the name of the law, the edge, the axis, the feature or the kernel.
+        value: the value of the axis; the longest blocks of the kernel that did not run.
+        judged, floor: problems that were judged, or lines that ran, and that are wanted.
         seconds: seconds of a worker that reaching the floor would take; None where nothing was
             judged, which leaves it unknown.
     """
 
-    code: Literal["law", "edge", "axis", "real"]
+    code: Literal["law", "edge", "axis", "real", "feature", "kernel"]
     name: str
     value: str = ""
     judged: int = 0
@@ -49,8 +50,16 @@ class Gap:
     @property
     def text(self) -> str:
         """What is missing, in words."""
+        if self.code == "kernel":
+            lines = count_of(self.floor, "line")
+            return f"{self.judged} of {lines} of {self.name}, never run: {self.value}"
         value = f"with {self.name}={self.value}"
-        of = {"law": f"under {self.name}", "axis": value, "real": f"{value}, as models have"}
+        of = {
+            "law": f"under {self.name}",
+            "axis": value,
+            "real": f"{value}, as models have",
+            "feature": f"with the feature {self.name}, which is declared",
+        }
         about = of.get(self.code, f"with {EDGES.get(self.name, self.name)}")
         return f"{self.judged} of {count_of(self.floor, 'problem')} {about}"
 

@@ -17,6 +17,7 @@ from ..isolation.leftovers import Left
 from ..verdicts.verdict import Verdict
 from .claimed_space import ClaimedSpace
 from .coverage import Coverage
+from .kernels import Kernel, KernelRuns, share_of
 
 TIME, INTERRUPTED, TERMINATED = ENDINGS = ("time", "interrupted", "terminated")
 """What may end a run early: its own deadline, SIGINT, SIGTERM."""
@@ -168,6 +169,7 @@ class LawReport:
         without_room: problems for which memory had no room, on a GPU beside what else ran, by
             problem id; they are tried again at the end of the run.
         too_large: ids of those of them that a worker's limit refuses then too.
+        kernels: what ran of its Triton kernels.
         without_long: why its one very long problem was not judged; empty where it was, or the
             profile has none.
         without_full: which kinds of batches that fill a GPU were not judged, and why; empty where
@@ -197,6 +199,7 @@ class LawReport:
     interpreted: bool = False
     without_room: dict[str, Problem] = field(default_factory=dict)
     too_large: set[str] = field(default_factory=set)
+    kernels: KernelRuns = field(default_factory=KernelRuns)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dictionary."""
@@ -251,6 +254,7 @@ class LawReport:
         self.flaky += first.flaky
         self.seconds += first.seconds
         self.interpreted = self.interpreted or first.interpreted
+        self.kernels.include(first.kernels)
         self.known = first.known + self.known
         self.passing_ratio = max(self.passing_ratio, first.passing_ratio)
         self.ratios = first.ratios + self.ratios
@@ -413,6 +417,19 @@ class ImplementationReport:
         return any(law.interpreted for law in self.laws)
 
     @property
+    def kernels(self) -> list[Kernel]:
+        """The functions of the files whose Triton kernels ran, and which lines of them did."""
+        runs = KernelRuns()
+        for law in self.laws:
+            runs.include(law.kernels)
+        return runs.functions()
+
+    @property
+    def unset_flags(self) -> dict[str, str]:
+        """Constexprs that no caller sets, with the engine's line that shows it."""
+        return dict(self.declared.get("unset_flags", {}))
+
+    @property
     def ratios(self) -> list[int]:
         """Problems by the bin of their worst error over its bound, see ``RATIO_EDGES``."""
         counts = sum((law.ratios for law in self.laws), Counter[int]())
@@ -452,9 +469,19 @@ class ImplementationReport:
             "ratios": self.ratios,
             "corpus": self.corpus.to_json(),
             "coverage": self.coverage.to_json(),
+            **self._kernels_to_json(),
             "unexplained": self.separation.unexplained,
             "left": [vars(each) for each in self.left],
             "laws": [law.to_json() for law in self.laws],
+        }
+
+    def _kernels_to_json(self) -> dict[str, Any]:
+        kernels, unset = self.kernels, self.unset_flags
+        shares = {"all": share_of(kernels), "without_unset": share_of(kernels, list(unset))}
+        return {
+            "kernels": [each.to_json() for each in kernels],
+            "kernel_lines": {name: vars(each) for name, each in shares.items()},
+            "unset_flags": unset,
         }
 
 

@@ -248,7 +248,8 @@ class CaseRunner:
         return verdict
 
     def _count(self, problem: Problem, verdict: Verdict) -> Verdict:
-        verdict = self._counted(problem, verdict)
+        self.report.kernels.add(verdict.kernels)
+        verdict = self._counted(problem, replace(verdict, kernels={}))  # too large to remember
         seen = ProblemVerdict(problem, verdict.status, verdict.kind, verdict.vacuous)
         self.report.problems[problem.id] = seen
         return verdict

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
+from ...impl.features import drawn_features
 from ...reference import Problem
 from ...reference.operations import OPERATIONS as REFERENCE
 from ..findings.claimed_space import AxisClaims, ClaimTally, surveyed
 from ..findings.coverage import Coverage, Gap
+from ..findings.kernels import kernel_gaps
 from ..findings.report import EARLY, LawReport
 from ..laws import Law
 from ..space.axes import Axes, all_axes, example, fields_of, has
@@ -58,6 +60,8 @@ class Reached:
         self._lengths: dict[str, Counter[int]] = {}
         self._owed = self._space.owed(axes)
         self._real = _Real(axes)
+        self._axes, self._declared = axes, frozenset(declared.get("features", ()))
+        self._taken: set[str] = set()
         self._seen = _Seen()
         self._refused = _Seen()
 
@@ -67,6 +71,7 @@ class Reached:
             if each.status == "UNSUPPORTED":
                 self._refused.add(self._values.of(each.problem))
                 self._real.refused |= self._real.of(each.problem)
+                self._taken.update(drawn_features(each.problem))
                 self._claims.refused(each.problem, report.unsupported_reason)
             elif not each.vacuous and name not in self._known:
                 if len(self._known) < MOST_KNOWN:
@@ -86,17 +91,31 @@ class Reached:
             named = (pair for pair in values.items() if pair[0] != "regime")
             self._structures.add((*lengths, *named))
         self._real.seen |= self._real.of(problem)
+        self._taken.update(drawn_features(problem))
+
+    def _of_features(self) -> list[Gap]:
+        """Return the declared features that no problem took, though a value that is drawn has them.
+
+        One that the implementation refuses on this machine is among the claimed space's refusals.
+        """
+        if len(self._structures) < LEAST_DUE:
+            return []
+        missing = self._declared & _features_of(self._axes) - self._taken
+        return [Gap("feature", name) for name in sorted(missing)]
 
     def claimed_space(self) -> dict[str, AxisClaims]:
         """Return the values claimed and refused, by axis."""
         return self._claims.space()
 
-    def coverage(self, laws: Sequence[Law], reports: Sequence[LawReport]) -> Coverage:
+    def coverage(
+        self, laws: Sequence[Law], reports: Sequence[LawReport], *, thorough: bool = False
+    ) -> Coverage:
         """Return what was reached.
 
         Args:
             laws: the laws that were to run.
             reports: the reports of those that have run.
+            thorough: whether features and lines of kernels count too, see ``Profile.thorough``.
         """
         values = self._values
         unseen = values.unseen(self._seen)
@@ -120,6 +139,8 @@ class Reached:
                 if (axis, value) not in self._refused.values and values.reachable(axis, value)
             ),
             *self._real.gaps(len(self._structures)),
+            *(self._of_features() if thorough else ()),
+            *(kernel_gaps(each.kernels for each in reports) if thorough else ()),
         ]
         return Coverage(
             asked=len(laws),
@@ -136,6 +157,18 @@ class Reached:
             without_long=next((each.without_long for each in reports if each.without_long), ""),
             without_full=next((each.without_full for each in reports if each.without_full), ""),
         )
+
+
+def _features_of(axes: Axes) -> set[str]:
+    """Return the features of problems that may be drawn: those with one value of one axis."""
+    examples = (
+        example(part.operation, {**part.simplest, axis: value})
+        for part in axes.restricted()
+        if part.simplest
+        for axis, values in part.values.items()
+        for value in values
+    )
+    return {name for problem in examples for name in drawn_features(problem)}
 
 
 class _Real:

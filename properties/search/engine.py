@@ -44,7 +44,7 @@ from .ending import Ending
 from .examples import examples_on
 from .law_search import LawSearch
 from .module_plan import BUILD_SHARE, LONGEST_SHARE, ModulePlan
-from .plan import Plan, laws_planned, options_of, problems_of
+from .plan import Plan, is_thorough, laws_planned, options_of, problems_of
 from .preparation import Setting, prepare
 from .progress import Progress
 from .replays import NOT_REPLAYED, Replayed, Stored, replay
@@ -269,7 +269,8 @@ class Run:
             reached = examined.prepared.reached
             for early in examined.early:
                 reached.include(early)
-            report.coverage = reached.coverage(laws, report.laws)
+            thorough = is_thorough(self.plan) and not self.ending.ended
+            report.coverage = reached.coverage(laws, report.laws, thorough=thorough)
             report.claimed_space = reached.claimed_space()
         elif judgeable:  # the run ended while it was prepared
             report.coverage = Coverage(len(laws), gaps=(Gap("law", "any law"),))

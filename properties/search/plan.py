@@ -114,6 +114,14 @@ class Plan:
     part: Part | None = None
 
 
+def is_thorough(plan: Plan) -> bool:
+    """Whether a plan asks for lines of kernels and features, see ``Profile.thorough``.
+
+    A part of the laws, or of the space, need not reach them.
+    """
+    return plan.profile.thorough and not plan.laws and plan.only == WHOLE_SPACE
+
+
 def laws_planned(plan: Plan, operation: str) -> list[Law]:
     """Return the laws that a plan has for an operation, in their order."""
     part = plan.part

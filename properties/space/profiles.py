@@ -26,6 +26,8 @@ class Profile:
         little_minutes: minutes of one core in which more modules than these may be built, of those
             that take less than ``CHEAP_MINUTES``, as Triton's.
         explore: draw other problems in every run, and keep failures in an example database.
+        thorough: whether half of the lines of each Triton kernel must run, and a problem take each
+            feature that is declared.
         long: the laws that judge one request of many thousand keys: ``"none"``, the one that
             compares with the ``"oracle"``, or ``"all"``.
     """
@@ -40,6 +42,7 @@ class Profile:
     little_minutes: float = 0.0
     soak: int = 50
     explore: bool = False
+    thorough: bool = False
     long: Literal["none", "oracle", "all"] = "none"
 
     def modules_of(self, minutes: float, *, together: bool = False) -> int:
@@ -60,7 +63,9 @@ class Profile:
 
 PROFILES = {
     "quick": Profile("quick", 20, 200_000, 5.0, 20.0, 3, 20.0, 2.0, 50),
-    "gate": Profile("gate", 120, 400_000, 10.0, 50.0, 8, 45.0, 12.0, 200, long="oracle"),
+    "gate": Profile(
+        "gate", 120, 400_000, 10.0, 50.0, 8, 45.0, 12.0, 200, thorough=True, long="oracle"
+    ),
     "nightly": Profile(
         "nightly",
         3000,
@@ -71,6 +76,7 @@ PROFILES = {
         little_minutes=60.0,
         soak=5000,
         explore=True,
+        thorough=True,
         long="all",
     ),
 }

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ...impl.gpu.kernel_lines import FileRecord
+
 Status = Literal[
     "PASS", "FAIL", "HANG", "CRASH", "REJECTED", "UNSUPPORTED", "FLAKY", "KNOWN", "LOST"
 ]
@@ -58,6 +60,7 @@ class Verdict:
         at_call: number of calls made when a FAIL was found.
         interpreted: Triton's interpreter ran kernels of it, on a CPU.
         printed: the end of what the process of a finding printed in that case.
+        kernels: what ran of the Triton kernels in each file, see ``kernel_lines``.
     """
 
     status: Status
@@ -78,6 +81,7 @@ class Verdict:
     compared: Sequence[Mapping[str, Any]] = ()
     at_call: int = field(default=0, compare=False)
     waited: float = field(default=0.0, compare=False)
+    kernels: Mapping[str, FileRecord] = field(default_factory=dict, compare=False)
 
     @property
     def bad(self) -> bool:
@@ -93,7 +97,7 @@ class Verdict:
         """Return a JSON-able dictionary."""
         optional = (
             "about", "element", "error_map", "worst", "printed", "ignored", "interpreted", "waited",
-            "compared", "at_call",
+            "compared", "at_call", "kernels",
         )  # fmt: skip
         return {name: value for name, value in vars(self).items() if value or name not in optional}
 

@@ -105,6 +105,9 @@ class Address:
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Step = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+Number = Annotated[str, msgspec.Meta(pattern="^[0-9]{1,9}$")]
+MOST_DIGITS = 100_000
+"""Most hexadecimal digits of the lines of a file that ran: two bits a line."""
 Cells = Annotated[list[float], msgspec.Meta(min_length=1, max_length=MOST_COLUMNS)]
 
 
@@ -126,6 +129,12 @@ class _Map(TypedDict):
     worst: Annotated[list[Cells], msgspec.Meta(min_length=1, max_length=MOST_ROWS)]
 
 
+class _Kernels(TypedDict):
+    ran: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]*$", max_length=MOST_DIGITS)]
+    launched: dict[Number, dict[str, list[str]]]
+    compiled: dict[Number, Size]
+
+
 @dataclass(frozen=True)
 class _Said(Verdict):
     """A verdict with the types that reports rely on."""
@@ -136,6 +145,7 @@ class _Said(Verdict):
     element: _Element | None = None  # type: ignore[assignment]  # to mypy no Mapping[str, str]
     error_map: _Map | None = None
     worst: Sequence[_Listed] = ()
+    kernels: dict[str, _Kernels] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

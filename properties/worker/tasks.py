@@ -42,6 +42,7 @@ from ..verdicts.subject import LAUNCHES, Subject
 from ..verdicts.verdict import Verdict
 from . import integrity
 from .distrust import RemoteSubject, Server
+from .kernel_lines import recording
 from .link import Link
 from .room import judged_with_room
 
@@ -183,6 +184,7 @@ def describe(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
         "arithmetic": asdict(implementation.arithmetic),
         "backend": implementation.backend_on(subject.target),
         "ruled_as": dict(implementation.ruled_as),
+        "unset_flags": dict(implementation.unset_flags),
         "decodes": implementation.decodes,
         "provider": implementation.provider,
         "provider_version": implementation.provider_version,
@@ -309,7 +311,9 @@ def judge(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     if LINK in payload:
         return _served(payload, stages)
     subject = _keeper(payload, stages) if payload.get("keep") else subject_of(payload, stages)
-    return _judged(subject, payload)
+    with recording() as ran:
+        result = _judged(subject, payload)
+    return {**result, **({"kernels": ran.files} if ran.files else {})}
 
 
 def _judged(subject: Subject, payload: Mapping[str, Any]) -> dict[str, Any]:

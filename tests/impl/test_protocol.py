@@ -99,6 +99,12 @@ class TestDecorator:
         with pytest.raises(ValueError, match=said):
             implementation("merge_state", name="mine", **given)
 
+    def test_a_flag_is_unset_by_a_line_of_the_engine_only(self) -> None:
+        line = {"USE_TD": "vllm/attention.py:12"}
+        assert made(unset_flags=line).unset_flags == line
+        with pytest.raises(TypeError, match="it must be a mapping of flags to an engine's FILE:L"):
+            made(unset_flags={"USE_TD": "nobody sets it"})
+
     @pytest.mark.parametrize("name", ["a\nCONFORMING", "\x1b[2K", "\ud800"])
     def test_a_name_that_steers_a_terminal_is_refused(self, name: str) -> None:
         with pytest.raises(ValueError, match="it must hold no control characters"):
