@@ -104,6 +104,12 @@ COLUMNS = 16
 """Columns that a block table has a multiple of: the kernel reads whole tiles of it."""
 
 
+NO_BIAS = {"USE_QQ_BIAS": "vllm/v1/attention/backends/triton_attn.py:697 of vllm 0.33.0"}
+"""The flag of biases between queries, which this call and the others in vLLM do not pass."""
+NO_DESCRIPTORS = dict.fromkeys(
+    ("USE_TD", "USE_TD_QO"), "vllm/v1/attention/backends/triton_attn.py:574 of vllm 0.33.0"
+)
+"""Flags of tensor descriptors, which that line sets on Intel's GPUs only."""
 LATER: tuple[tuple[str, Callable[[AttentionProblem], bool], str], ...] = (
     ("USE_CAUSAL", lambda problem: not problem.causal, "causal attention only"),
     ("USE_PER_SEQ_CAUSAL", lambda problem: problem.causal_by_request,
@@ -266,14 +272,23 @@ unified = functools.partial(
 )
 
 
-@unified(name="vllm-unified-attention", supports=_supports, tile=TILE)
+@unified(
+    name="vllm-unified-attention",
+    supports=_supports,
+    tile=TILE,
+    unset_flags={**NO_BIAS, **NO_DESCRIPTORS},
+)
 def attend_2d(inputs: PagedAttentionInputs) -> tuple[torch.Tensor | None, None]:
     """Attend with the 2D kernel: no scratch is given."""
     return _attend(inputs)
 
 
 @unified(
-    name="vllm-unified-attention-3d", supports=_supports_3d, tile=DECODE_TILE, split=DECODE_TILE
+    name="vllm-unified-attention-3d",
+    supports=_supports_3d,
+    tile=DECODE_TILE,
+    split=DECODE_TILE,
+    unset_flags={**NO_BIAS, **NO_DESCRIPTORS},
 )
 def attend_3d(inputs: PagedAttentionInputs) -> tuple[torch.Tensor | None, None]:
     """Attend with the 3D kernel, whose scratch holds NaN before."""

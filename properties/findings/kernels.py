@@ -83,12 +83,14 @@ class Missing:
         first, last: the lines of the source.
         under: the condition of the innermost ``if`` around them; empty where there is none.
         statements: how many statements they hold.
+        calls: names of the functions that they call.
     """
 
     first: int
     last: int
     under: str
     statements: int
+    calls: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -158,16 +160,17 @@ def share_of(functions: Sequence[Kernel], unset: Sequence[str] = ()) -> Share:
 
     Args:
         functions: functions of all files.
-        unset: names of constexprs that no caller sets: lines under them are left out.
+        unset: names of constexprs that no caller sets: lines under them are left out, and functions
+            that nothing else calls.
     """
     seen = [each for each in functions if each.interpreted]
-    left_out = sum(
-        missing.statements
-        for each in seen
-        for missing in each.never_run
-        if any(name in _names(missing.under) for name in unset)
-    )
-    return Share(sum(each.run for each in seen), sum(each.lines for each in seen) - left_out)
+    blocks = [block for each in seen if each.run for block in each.never_run]
+    left_out = [each for each in blocks if _names(each.under) & set(unset)]
+    others = {name for each in blocks if each not in left_out for name in each.calls}
+    unused = {name for each in left_out for name in each.calls} - others
+    counted = [each for each in seen if each.run or each.function not in unused]
+    lines = sum(each.lines for each in counted) - sum(each.statements for each in left_out)
+    return Share(sum(each.run for each in counted), lines)
 
 
 def kernels_text(functions: Sequence[Kernel], unset: Mapping[str, str] | None = None) -> str:
@@ -353,7 +356,8 @@ def _joined(statements: Sequence[ast.stmt], under: str) -> Iterator[Missing]:
     if statements:
         last = statements[-1].end_lineno or statements[-1].lineno
         count = len({each.lineno for each in _statements(statements)})
-        yield Missing(statements[0].lineno, last, under, count)
+        calls = {name for each in statements for name in _named_in(each)}
+        yield Missing(statements[0].lineno, last, under, count, tuple(sorted(calls)))
 
 
 def _taken(condition: ast.If, bits: int, ran: frozenset[int]) -> int:
@@ -364,7 +368,7 @@ def _taken(condition: ast.If, bits: int, ran: frozenset[int]) -> int:
     return true + (bits >> (2 * condition.lineno + 1) & 1)
 
 
-def _named_in(function: ast.FunctionDef) -> set[str]:
+def _named_in(function: ast.stmt) -> set[str]:
     calls = (each.func for each in ast.walk(function) if isinstance(each, ast.Call))
     return {each.id for each in calls if isinstance(each, ast.Name)}
 

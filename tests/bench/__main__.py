@@ -19,6 +19,7 @@ from kernelproof.ci.bench.results import Results
 from kernelproof.ci.console.help import CheckedGroup
 from kernelproof.ci.console.outputs import Outputs
 from kernelproof.tests.bench import experts as of_experts
+from kernelproof.tests.bench import kernel_lines as of_kernel_lines
 from kernelproof.tests.bench import oracle as of_oracle
 from kernelproof.tests.bench import roundtrip as of_roundtrip
 from kernelproof.tests.bench import throughput as of_throughput
@@ -83,6 +84,7 @@ def bench(context: click.Context, outputs: Outputs) -> None:
             _experts,
             lambda: tightness(400),
             lambda: roundtrip(300),
+            lambda: of_kernel_lines.measure(20),
             _throughput,
         )
     elif outputs.paths:
@@ -188,6 +190,15 @@ def tightness(context: click.Context, problems: int, outputs: Outputs) -> None:
 def roundtrip(context: click.Context, repetitions: int, outputs: Outputs) -> None:
     """Time the way to the isolated worker and back."""
     finish(context, outputs, lambda: of_roundtrip.measure(repetitions))
+
+
+@bench.command()
+@click.option("--repetitions", type=COUNT, default=20, show_default=True)
+@JSON
+@click.pass_context
+def kernel_lines(context: click.Context, repetitions: int, outputs: Outputs) -> None:
+    """Time what recording the lines of Triton kernels adds to a case."""
+    finish(context, outputs, lambda: of_kernel_lines.measure(repetitions))
 
 
 @bench.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 import triton
 import triton.language as tl
 
+from kernelproof.impl.gpu import kernel_lines
 from kernelproof.impl.gpu.triton_interpreter import hasten
 from kernelproof.properties.worker.kernel_lines import recording
 
@@ -107,3 +109,45 @@ def test_lines_behind_an_error_have_not_run() -> None:
     lines = found.lines[HERE]
     assert _ran("tl.store(out, 1)", lines)
     assert not _ran("# behind an error", lines)
+
+
+def _jit() -> Any:  # noqa: ANN401  a module
+    module = ModuleType("jit")
+    vars(module)["JITFunction"] = _Compiled
+    return module
+
+
+class _Compiled:
+    """A compiled kernel's function as Triton has it, as far as it is read."""
+
+    def __init__(self, constants: list[dict[Any, object]]) -> None:
+        self.fn = _ran
+        self.def_file_line_number = 12
+        self.arg_names = ["out", "DOUBLE"]
+        self.constexprs = [1]
+        compiled = {key: SimpleNamespace(src=SimpleNamespace(constants=each))
+                    for key, each in enumerate(constants)}  # fmt: skip
+        self.device_caches: dict[int, tuple[Any, ...]] = {0: (compiled, {})}
+
+    def run(self) -> int:
+        return 5
+
+
+def test_specialisations_of_launched_kernels_are_recorded_on_a_gpu() -> None:
+    kernel_lines._watch(_jit())
+    kernel = _Compiled([{(1,): True}, {(1,): False, (0,): 1}])
+    with recording() as found:
+        assert kernel.run() == 5
+    (record,) = found.files.values()
+    assert record == {"ran": "", "launched": {"12": {"DOUBLE": ["True", "False"]}},
+                      "compiled": {"12": 2}}  # fmt: skip
+    assert found.lines == {HERE: frozenset()}
+
+
+def test_a_release_that_keeps_them_otherwise_is_not_recorded() -> None:
+    kernel_lines._watch(_jit())
+    kernel = _Compiled([])
+    kernel.device_caches = {0: ()}
+    with recording() as found:
+        kernel.run()
+    assert not found.files
