@@ -140,6 +140,11 @@ def _operations(_context: click.Context, _parameter: click.Parameter, incomplete
     type=Choice(TOOLS),
     help="Run under this tool of compute-sanitizer, which is slow; its errors are CRASHes.",
 )
+@click.option(
+    "--watch",
+    is_flag=True,
+    help="Check again each time a Python file beside an implementation changes, until Ctrl-C.",
+)
 @from_option
 @options(*RUN, *JUDGE)
 def check(
@@ -148,6 +153,7 @@ def check(
     *,
     gating: bool,
     rules: Path | None,
+    watch: bool,
     **given: Any,  # noqa: ANN401  click's options
 ) -> int:
     """Check implementations against the laws.
@@ -164,6 +170,10 @@ def check(
     if rules is not None:
         message = "--rules goes with --gating"
         raise click.UsageError(message)
+    if watch:
+        from .check.watching import watch_files
+
+        return watch_files(implementations, click.get_current_context().find_root().obj)
     from .check.checking import Request, examine
 
     return examine(Request(implementations, operation=operation, **given, command=_command()))

@@ -159,6 +159,13 @@ RUN = (
 """Options of check, gate and bump."""
 JUDGE = (
     click.option(
+        "-x",
+        "--exitfirst",
+        "exit_first",
+        is_flag=True,
+        help="End at the first finding that no ledger entry explains.",
+    ),
+    click.option(
         "--costs",
         type=click.Path(dir_okay=False, path_type=Path),
         help="Read cost classes from this file, so that a seed draws the same problems on any "
@@ -251,7 +258,7 @@ SECTIONS = {
     ),
     "How hard to look": (
         "--profile", "--minutes", "--seed", "--modules", "--soak", "--costs", "--sanitizer",
-        "--distrust",
+        "--distrust", "--exitfirst", "--watch",
     ),
     "Outputs": (
         "--verbose", "--html", "--json", "--junit", "--markdown", "--evidence", "--cases",

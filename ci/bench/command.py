@@ -1,4 +1,4 @@
-"""``kernelproof bench``: kernels timed side by side on a GPU.
+"""``kernelproof bench``: kernels on a GPU side by side, and a check's time to its first finding.
 
 The benchmarks of Kernelproof itself are in `tests/bench` (`make bench`).
 """
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ...properties.space.profiles import PROFILES
+from ..console.choices import Choice
 from ..console.errors import CONFORMING, NONCONFORMING
 from ..console.help import CheckedGroup
 from ..console.outputs import Outputs, output_option
@@ -21,9 +23,9 @@ SCHEMA = "kernelproof/bench/1"
 JSON = output_option("--json", "Write the results to this file.")
 
 
-@click.group(cls=CheckedGroup, short_help="Time kernels on a GPU.")
+@click.group(cls=CheckedGroup, short_help="Time kernels on a GPU, or checks.")
 def bench() -> None:
-    """Time kernels side by side.
+    """Time kernels side by side, or checks until their first finding.
 
     Exit code 1: a requirement was missed.
     """
@@ -65,6 +67,53 @@ def kernels(
 
         require_gpu()
         return measure(quick=quick, only=only or PARTS)
+
+    finish(context, outputs, measured)
+
+
+@bench.command("first-finding")
+@click.argument("names", nargs=-1, metavar="[NAME...]")
+@click.option(
+    "--profile",
+    type=Choice(list(PROFILES)),
+    default="gate",
+    show_default=True,
+    help="Profile of the checks.",
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, metavar="N", help="Seed of the checks."
+)
+@click.option(
+    "--sample", type=click.IntRange(min=1), metavar="N", help="Draw N of the subjects, by the seed."
+)
+@JSON
+@click.pass_context
+def first_finding(
+    context: click.Context,
+    names: tuple[str, ...],
+    profile: str,
+    seed: int,
+    sample: int | None,
+    outputs: Outputs,
+) -> None:
+    """Time whole checks of faulty implementations until they print a failure.
+
+    NAME is a seeded bug or MODULE:NAME, all seeded bugs by default. Start-up is from the command to
+    the first judged problem, search from there to the first printed failure. Both are also given
+    for either half of the subjects, by the parity of their hashed names. The checks run one after
+    another: on a busy machine the times are longer.
+    """
+
+    def measured() -> Results:
+        from .first_finding import measure, results, subjects
+
+        chosen = subjects(names, sample, seed)
+        times = []
+        for number, each in enumerate(measure(chosen, profile, seed), 1):
+            found = f"{each.search:.1f} s, {each.law}" if each.search is not None else "nothing"
+            click.echo(f"{number} of {len(chosen)}  {each.subject}: {found}", err=True)
+            times.append(each)
+        return results(times)
 
     finish(context, outputs, measured)
 

@@ -80,6 +80,7 @@ class Request:
     broken: Sequence[Registration] = ()
     ray: str | None = None
     resume: bool = False
+    exit_first: bool = False
 
 
 def examine(request: Request) -> int:
@@ -187,6 +188,7 @@ def _plan(request: Request, ledger: Ledger) -> Plan:
         distrust=request.distrust,
         seconds=60 * (request.minutes or MINUTES.get((profile.name, request.device), math.inf)),
         builds=read_builds(request.cases),
+        exit_first=request.exit_first,
     )
 
 

@@ -65,6 +65,7 @@ def to_json(summary: Summary) -> dict[str, Any]:
         "left": [vars(each) for each in report.left],
         "interrupted": report.interrupted,
         "ended": report.ended,
+        "milestones": vars(report.milestones),
         "lost": report.lost,
         "error": summary.failure,
         "kernelproof": __version__,

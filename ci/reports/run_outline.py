@@ -55,6 +55,7 @@ FEW_LEFT = 5
 EARLY = {
     "": "the run ended before all problems were judged",
     "time": "out of the run's time before all problems were judged",
+    "found": "not judged, as the run ended at its first finding",
     "interrupted": "interrupted before all problems were judged",
     "terminated": "terminated before all problems were judged",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -19,8 +20,8 @@ from .claimed_space import ClaimedSpace
 from .coverage import Coverage
 from .kernels import Kernel, KernelRuns, share_of
 
-TIME, INTERRUPTED, TERMINATED = ENDINGS = ("time", "interrupted", "terminated")
-"""What may end a run early: its own deadline, SIGINT, SIGTERM."""
+TIME, FOUND, INTERRUPTED, TERMINATED = ENDINGS = ("time", "found", "interrupted", "terminated")
+"""What may end a run early: its own deadline, its first finding, SIGINT, SIGTERM."""
 EARLY = ("time", "stopped", "room")
 """Reasons for which a law ends before it has judged its problems though there are more."""
 MOST_REMEMBERED = 500
@@ -486,6 +487,26 @@ class ImplementationReport:
 
 
 @dataclass
+class Milestones:
+    """When a run came how far.
+
+    Attributes:
+        started: the time when it began, in seconds since the epoch.
+        judged: seconds from there to its first judged problem; None before that.
+        failing: seconds from there to its first confirmed failure, which is printed at once.
+    """
+
+    started: float = field(default_factory=time.time)
+    judged: float | None = None
+    failing: float | None = None
+
+    def reach(self, name: Literal["judged", "failing"]) -> None:
+        """Note that a milestone is reached, from any thread; only the first time counts."""
+        if getattr(self, name) is None:
+            setattr(self, name, time.time() - self.started)
+
+
+@dataclass
 class RunReport:
     """A whole run."""
 
@@ -503,6 +524,8 @@ class RunReport:
     """What was left behind while several implementations ran."""
     ended: str = ""
     """What ended it early, one of ``ENDINGS``; empty if nothing did."""
+    milestones: Milestones = field(default_factory=Milestones)
+    """When it began to judge, and when something failed first."""
     broken: Sequence[Registration] = ()
     """What distributions register and cannot be used; the run goes on without it."""
 

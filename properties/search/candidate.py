@@ -83,6 +83,8 @@ class Candidate:
     """Counterexamples to other laws: tried first, for they often break this one too."""
     deadly: list[Deadly] = field(default_factory=list)
     """What costs a process: laws try it once, and neither confirm nor shrink it anew."""
+    announced: bool = False
+    """Whether a failure was shown before it was made small: the first of an implementation is."""
     alone: bool = False
     """Whether its processes run no other's code: in a shared one it failed, but not by itself."""
     stuck: dict[str, str] = field(default_factory=dict)

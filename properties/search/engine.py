@@ -22,6 +22,8 @@ from ..findings.coverage import Coverage, Gap
 from ..findings.ledger import Entry
 from ..findings.names import Names, tell_apart
 from ..findings.report import (
+    FOUND,
+    Finding,
     ImplementationReport,
     LawReport,
     RunReport,
@@ -33,6 +35,7 @@ from ..isolation.workers import Worker
 from ..laws import Law
 from ..space.drawers import drawers_for
 from ..space.profiles import Cost
+from ..verdicts.verdict import Verdict
 from ..worker.pools import open_pool
 from ..worker.requests import DeviceLostError, HarnessError
 from .building import Builder, Claim, compilers
@@ -378,7 +381,7 @@ class Run:
         findings = [done[each].unknown for each in sorted(done)]
         report.replayed = [finding for finding in findings if finding is not None]
         if replayed.unknown is not None:
-            self.progress.found(replayed.unknown)
+            self._announce(replayed.unknown)
         if self.plan.sanitizer:
             self._ask_next_replay(prepared)
         elif len(done) == len(prepared.stored):
@@ -458,15 +461,30 @@ class Run:
                 law,
                 options,
                 again=again,
-                judged=lambda count: self.progress.judged(candidate.name, count),
+                judged=partial(self._judged, candidate.name),
                 stopped=self.ending.stopped,
-                failing=partial(self.progress.failing, candidate.name, law.name),
+                failing=partial(self._failing, candidate.name, law.name),
             ).run()
         finally:
             self.progress.law_ended(candidate.name, law.name)
         if found.lost:
             self.ending.stop()  # here: the thread that takes answers may be too late
         return found
+
+    def _judged(self, name: str, count: int) -> None:
+        self.report.milestones.reach("judged")
+        self.progress.judged(name, count)
+
+    def _failing(self, name: str, law: str, verdict: Verdict) -> None:
+        self.report.milestones.reach("failing")
+        self.progress.failing(name, law, verdict)
+
+    def _announce(self, finding: Finding) -> None:
+        """Show a finding, which ends a run that looks for one only."""
+        self.report.milestones.reach("failing")  # a stored case is not made smaller
+        self.progress.found(finding)
+        if self.plan.exit_first:
+            self.ending.end(FOUND)
 
     def _take_early(self, prepared: Prepared, found: LawReport) -> None:
         """Take what a law has found in the first module; its search in all modules comes later."""
@@ -509,7 +527,7 @@ class Run:
             DeviceLostError: the law has lost the device.
         """
         if found.finding and not found.finding.entry and not shown:
-            self.progress.found(found.finding)
+            self._announce(found.finding)
         if found.lost:
             raise DeviceLostError(found.lost)
         if found.error and self.ending.cut_off:  # its worker was ended

@@ -231,6 +231,8 @@ class LawSearch:
             place = place_of(self._candidate, failure.verdict)
             self._deadly = Deadly(problem, failure.verdict, place=place)
             self._candidate.deadly.append(self._deadly)
+        if self._deadly is not None or not self._candidate.announced:
+            self._candidate.announced = True
             self._failing(failure.verdict)
 
     def _noted_already(self, problem: Problem) -> bool:

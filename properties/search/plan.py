@@ -74,6 +74,7 @@ class Plan:
         shrink_all: search and shrink in full under every law; otherwise only until the first
             finding of an implementation: laws after it judge ``LATER_PROBLEMS``, unshrunk.
         first_only: no law is run on an implementation after one has failed on it.
+        exit_first: the run ends at the first finding that no ledger entry explains.
         confirm: replay each finding in a fresh process.
         share: the share of the profile's problems: a gate over many implementations takes fewer of
             each.
@@ -100,6 +101,7 @@ class Plan:
     laws: Sequence[str] = ()
     shrink_all: bool = True
     first_only: bool = False
+    exit_first: bool = False
     confirm: bool = True
     share: float = 1.0
     examples: ExampleDatabase | None = None

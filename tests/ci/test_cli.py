@@ -741,6 +741,30 @@ def test_a_run_that_a_signal_ends_tells_what_it_knows(
     assert wait_for(lambda: not any(alive(pid) for pid in workers))
 
 
+def test_a_run_ends_at_its_first_finding(zoo: Path, kernelproof: Command) -> None:
+    words = ("zoo:wrong", "zoo:sleeper", "--profile", "gate", "-x", "--jobs", "1")
+    ended = kernelproof("check", *words, "--json", "first.json")
+    assert ended.code == 1
+    assert "not judged, as the run ended at its first finding" in ended.out
+    # Shown at once, before it is made smaller.
+    assert ended.err.index("now it is made smaller") < ended.err.index("kernelproof replay")
+    data = json.loads((zoo / "first.json").read_text())
+    assert (data["verdict"], data["ended"]) == ("nonconforming", "found")
+    assert len(data["findings"]) == 1
+    assert 0 < data["milestones"]["judged"] <= data["milestones"]["failing"] < data["seconds"]
+
+
+def test_a_known_finding_does_not_end_a_run(zoo: Path, kernelproof: Command) -> None:
+    (zoo / "known.toml").write_text(
+        '[[finding]]\nid = "known"\nimplementation = "wrong"\nstatus = "FAIL"\n'
+        'where = {}\nreason = "a test"\nquarantine = true\n'
+    )
+    kernelproof(
+        "check", "zoo:wrong", *QUICK, "-x", "--expectations", "known.toml", "--json", "k.json"
+    )
+    assert json.loads((zoo / "k.json").read_text())["ended"] == ""
+
+
 def test_a_run_ends_with_its_time(zoo: Path, kernelproof: Command) -> None:
     words = ("zoo:sleeper", "--profile", "gate", "--minutes", "0.01", "--jobs", "1")
     ended = kernelproof("check", *words, "--json", "late.json")

@@ -1,0 +1,89 @@
+"""``check --watch``: the same check again each time a file changes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ...impl.registry import resolve_name
+from ...impl.targets.unpacked import folders
+from ..console.errors import UsageRefusedError
+from ..console.lines import tell
+
+TICK_SECONDS = 0.3
+"""Seconds between two looks at the files."""
+WATCH = "--watch"
+
+Stamps = dict[Path, tuple[int, int]]
+"""Time of the last change, in nanoseconds, and size of each file."""
+
+
+def watch_files(implementations: Sequence[str], words: Sequence[str]) -> int:
+    """Run the command, and again at each change, until Ctrl-C; return the exit code of the last.
+
+    The Python files of each implementation's folder are watched, and those of the folders of
+    ``--from``. Each check is a process of its own: nothing of the code of before is left in it.
+
+    Args:
+        implementations: the names that are checked.
+        words: the words of the command behind ``kernelproof``.
+
+    Raises:
+        UsageRefusedError: the file of no implementation can be found.
+    """
+    watched = [*{file.parent for name in implementations for file in files_of(name)}]
+    if not watched and not folders():
+        message = f"{WATCH}: no file of {', '.join(implementations)} is found below this folder"
+        raise UsageRefusedError(message)
+    command = [sys.executable, "-m", __package__.split(".")[0], *without_watch(words)]
+    names = ", ".join(str(each) for each in [*watched, *folders()])
+    while True:
+        # Before the check: what changes while it runs begins another one.
+        before = stamps(watched)
+        with subprocess.Popen(command) as check:
+            try:
+                code = check.wait()
+            except KeyboardInterrupt:  # the check got the signal too, and writes its reports
+                return check.wait()
+        try:
+            tell(f"kernelproof: waiting for a change below {names} (Ctrl-C ends)", err=True)
+            while stamps(watched) == before:
+                time.sleep(TICK_SECONDS)
+        except KeyboardInterrupt:
+            return code
+
+
+def without_watch(words: Sequence[str]) -> list[str]:
+    """Return the words of a command without the flag."""
+    return [word for word in words if word != WATCH]
+
+
+def files_of(name: str) -> list[Path]:
+    """Return the files that may hold an implementation, by its name; nothing is imported.
+
+    An import would run the code of the implementation in this process, which a check never does.
+    """
+    module, _, _ = resolve_name(name).rpartition(":")
+    if module.endswith(".py"):
+        return [Path(module)]
+    path = Path(*module.split("."))
+    places = (Path(root) / path for root in dict.fromkeys(("", *sys.path)))
+    found = (file for each in places for file in (each.with_suffix(".py"), each / "__init__.py"))
+    return [file for file in found if file.is_file()][:1]
+
+
+def stamps(watched: Iterable[Path]) -> Stamps:
+    """Return the state of all Python files of these folders and of those of ``--from``."""
+    files = [file for folder in watched for file in folder.glob("*.py")]
+    files += [file for folder in folders() for file in folder.rglob("*.py")]
+    found: Stamps = {}
+    for file in files:
+        try:
+            state = file.stat()
+        except OSError:  # an editor replaces it
+            continue
+        found[file] = (state.st_mtime_ns, state.st_size)
+    return found
