@@ -83,7 +83,8 @@ def nasty(value: Any) -> Any:  # noqa: ANN401  any JSON
 
 def row_of(baseline: dict[str, Any], candidate: dict[str, Any], place: str) -> Row:
     told = finding("new-failure", "x", "x", baseline=baseline, candidate=candidate).to_json()
-    return next(row for row in details(told)["rows"] if row.name == place)
+    rows: list[Row] = details(told)["rows"]
+    return next(row for row in rows if row.name == place)
 
 
 def test_it_says_all_that_the_report_has(report: Callable[..., dict[str, Any]]) -> None:

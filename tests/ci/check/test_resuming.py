@@ -62,7 +62,7 @@ class EndsAfter(Progress):
         self._left -= 1
         if not self._left:
             assert self.run is not None
-            self.run.end("terminated")
+            self.run.ending.end("terminated")
 
 
 def run(folder: Path, plan: Plan, *, laws: int = 0, resume: bool = False) -> tuple[RunReport, Any]:
