@@ -14,11 +14,13 @@ from typing import Any, get_args
 from ...impl.targets.refusal import Refusal
 from ...properties.findings.claimed_space import AxisClaims
 from ...properties.findings.coverage import Coverage, Gap
+from ...properties.findings.kernels import FileRun, KernelRuns
 from ...properties.findings.report import (
     CorpusReport,
     Finding,
     ImplementationReport,
     LawReport,
+    Milestones,
     ProblemVerdict,
     RunReport,
     Separation,
@@ -38,12 +40,15 @@ PARTS = "of"
 KINDS: Mapping[str, type[Any]] = {
     each.__name__: each
     for each in (
-        AxisClaims, Axes, CorpusReport, Cost, Counter, Coverage, Deadly, Finding, Gap,
-        ImplementationReport, LawReport, Learned, Left, ProblemVerdict, Refusal, RunReport,
-        Separation, Verdict, set, tuple, *get_args(Problem),
+        AxisClaims, Axes, CorpusReport, Cost, Counter, Coverage, Deadly, FileRun, Finding, Gap,
+        ImplementationReport, KernelRuns, LawReport, Learned, Left, Milestones, ProblemVerdict,
+        Refusal, RunReport, Separation, Verdict, dict, int, set, tuple, *get_args(Problem),
     )
 }  # fmt: skip
 """The classes of records by name: a journal makes objects of no others."""
+LARGEST = 2**63
+"""JSON has numbers below this one: a larger one, such as the bits of a file's lines, is written in
+hexadecimal digits."""
 
 
 def to_data(value: Any) -> Any:  # noqa: ANN401  a record or a part of one
@@ -52,11 +57,13 @@ def to_data(value: Any) -> Any:  # noqa: ANN401  a record or a part of one
     Raises:
         TypeError: an object in it is of none of ``KINDS``.
     """
-    if value is None or type(value) in (bool, int, float, str):
+    if value is None or type(value) in (bool, float, str):
         return value
+    if type(value) is int:
+        return value if abs(value) < LARGEST else {KIND: "int", PARTS: [f"{value:x}"]}
     if type(value) is list:
         return [to_data(each) for each in value]
-    if type(value) is dict:
+    if type(value) is dict and all(type(name) is str for name in value):
         return {name: to_data(each) for name, each in value.items()}
     kind = type(value).__name__
     if KINDS.get(kind) is not type(value):
@@ -69,7 +76,7 @@ def to_data(value: Any) -> Any:  # noqa: ANN401  a record or a part of one
             if not _is_default(each, own := getattr(value, each.name))
         }
         return {KIND: kind, **given}
-    parts = [*value.items()] if isinstance(value, Counter) else value
+    parts = [*value.items()] if isinstance(value, dict) else value
     if isinstance(value, Refusal):
         parts = str(value), value.code, value.about
     return {KIND: kind, PARTS: [to_data(each) for each in parts]}
@@ -98,6 +105,10 @@ def from_data(data: Any) -> Any:  # noqa: ANN401  JSON, and a record or a part o
     if is_dataclass(kind):
         return kind(**given)
     parts = given[PARTS]
-    if kind is Counter:
-        return Counter(dict(parts))
-    return kind(*parts) if kind in (ProblemVerdict, Refusal) else kind(parts)
+    if issubclass(kind, dict):
+        parts = [dict(parts)]
+    elif kind is int:
+        parts = [int(parts[0], 16)]
+    elif kind not in (ProblemVerdict, Refusal):
+        parts = [parts]
+    return kind(*parts)

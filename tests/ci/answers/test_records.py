@@ -14,6 +14,7 @@ from kernelproof.ci.answers.identity import plan_identity
 from kernelproof.ci.answers.journal import Journal, JournalError
 from kernelproof.ci.answers.records import from_data, to_data
 from kernelproof.impl.targets.refusal import Refusal
+from kernelproof.properties.findings.kernels import FileRun
 from kernelproof.properties.findings.report import (
     Finding,
     ImplementationReport,
@@ -39,6 +40,7 @@ def run_report() -> RunReport:
     law.problems = {LONG.id: ProblemVerdict(LONG, "PASS", "", vacuous=False)}
     law.without_room, law.too_large = {SMALL.id: SMALL}, {SMALL.id}
     law.passing_ratio = float("inf")
+    law.kernels.files["mine.py"] = FileRun(1 << 10_000, {7: {"BLOCK": ["16"]}}, {7: 2})
     report = ImplementationReport("mine", "m:mine", "merge_state", laws=[law])
     report.refusal = Refusal("no room", "memory", "a GPU")
     report.declared = {"tile": 0, "claims": ["one"], "head_dims": None}
