@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...reference import Problem
 from ..findings.ledger import Entry, holds
@@ -23,6 +23,14 @@ BEFORE_A_CASE = ("load", "judge")
 them, the case before may be the cause."""
 
 
+class Attempt(NamedTuple):
+    """A problem that was judged while others waited: how long it took, and how it ended."""
+
+    seconds: float
+    bad: bool
+    died: bool
+
+
 class CaseRunner:
     """Asks one worker about problems, one at a time or ahead, and counts the verdicts.
 
@@ -38,8 +46,7 @@ class CaseRunner:
         died: whether the last case cost the process.
         in_hand: what was judged when the device was lost.
         always_fresh: whether each case gets a fresh process.
-        attempts, deaths: problems that were judged one at a time, and those that ended a process.
-        passed: seconds of those of them that passed.
+        attempts: problems that were judged one at a time.
         starting_seconds: seconds in which processes were started and warmed up, or waited for
             memory of the GPU: no part of the law's time.
         avoided: predicates on problems that are not asked about, for they cost a process each.
@@ -58,8 +65,7 @@ class CaseRunner:
         self.verdicts: dict[str, Verdict] = {}
         self.known: dict[str, tuple[Problem, Verdict, Entry]] = {}
         self.died = self.always_fresh = False
-        self.attempts = self.deaths = 0
-        self.passed: list[float] = []
+        self.attempts: list[Attempt] = []
         self.starting_seconds = 0.0
         self.avoided: list[Mapping[str, Any]] = []
         self.in_hand: tuple[Problem, Verdict] | None = None
@@ -96,10 +102,7 @@ class CaseRunner:
         outcome = self._worker.run(request, deadlines)
         seconds = time.monotonic() - start
         verdict = self._learn(problem, outcome)
-        self.attempts += 1
-        self.deaths += self.died
-        if not verdict.bad:
-            self.passed.append(seconds)
+        self.attempts.append(Attempt(seconds, verdict.bad, self.died))
         return self._count(problem, verdict)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
@@ -12,7 +12,7 @@ from ..space.axes import Axes, keeps
 from ..space.operations import on_fewer_pages, simplify
 from ..space.rounds import Counterexample, Enough
 from ..verdicts.verdict import Verdict
-from .case_runner import CaseRunner
+from .case_runner import Attempt, CaseRunner
 from .confirmation import Failure
 from .simplify import Limit
 from .simplify import simplify as simplified
@@ -58,19 +58,22 @@ class ShrinkBudget:
         self.begun = time.monotonic()
         self._runner, self._seconds, self._costly = runner, seconds, costly
         # The runner counts for the whole law; what shrinking cost is the difference.
-        self._attempts, self._deaths = runner.attempts, runner.deaths
-        self._passed = len(runner.passed)
+        self._before = len(runner.attempts)
         self._until = 0.0
 
     @property
     def attempts(self) -> int:
         """Number of problems that were judged."""
-        return self._runner.attempts - self._attempts
+        return len(self._since)
 
     @property
     def deaths(self) -> int:
         """Number of those that ended a process."""
-        return self._runner.deaths - self._deaths
+        return sum(each.died for each in self._since)
+
+    @property
+    def _since(self) -> Sequence[Attempt]:
+        return self._runner.attempts[self._before :]
 
     def extend(self) -> Limit:
         """Return a budget of its own for simplifying, whatever shrinking has taken."""
@@ -87,7 +90,7 @@ class ShrinkBudget:
 
     def passing_is_cheap(self) -> bool:
         """Whether problems that pass have cost little so far."""
-        passed = self._runner.passed[self._passed :]
+        passed = [each.seconds for each in self._since if not each.bad]
         return not passed or sum(passed) / len(passed) < LITTLE_SECONDS
 
 

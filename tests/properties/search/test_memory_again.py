@@ -111,8 +111,7 @@ class Passes(CaseRunner):
         vars(self).update(vars(parts))
         self.report = LawReport("parity")
         self._confirms = self.always_fresh = self.died = False
-        self.attempts = self.deaths = 0
-        self.passed = []
+        self.attempts = []
         parts.candidate.explanation = lambda *_: None
         parts.candidate.deadlines = SimpleNamespace(record=lambda *_: None)
         self.verdicts, self.starting_seconds = {}, 0.0
