@@ -115,15 +115,19 @@ class Ending:
                 self._closers.remove(closer)
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Stop the run, and close what is open, when it is to end; by the time, or as asked."""
+    def watched(self, then: Callable[[], object] | None = None) -> Iterator[None]:
+        """Watch the clock, and whether somebody asks for the end, from another thread.
+
+        Args:
+            then: called once when the run is to end; stops it, and closes what is open, if None.
+        """
         done = threading.Event()
 
         def watch() -> None:
             # Polled: a handler of signals sets a field and wakes nobody, as it may take no lock.
             while not done.wait(TICK_SECONDS):
                 if self.due:
-                    self._stop_and_close()
+                    (then or self._stop_and_close)()
                     return
                 self._close()
 

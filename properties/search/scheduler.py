@@ -113,8 +113,8 @@ class Scheduler:
         Args:
             idle: called when nothing is in progress; may ask more.
         """
-        watched, woken = self.ending.watched(), self.ending.closing(self._wake)
-        with self._asking, self._beside, self.pool, watched, woken:
+        # Only woken: what stops before ``_end_early`` would look like a run that has all answers.
+        with self._asking, self._beside, self.pool, self.ending.watched(self._wake):
             try:
                 while not self.ending.due:
                     if not self._pending:
