@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ import pytest
 from kernelproof.properties.findings.report import INTERRUPTED, TIME
 from kernelproof.properties.gating.trials import Tried
 from kernelproof.properties.search import scheduler as scheduling
-from kernelproof.properties.search.ending import Ending
+from kernelproof.properties.search.ending import TICK_SECONDS, Ending
 from kernelproof.properties.search.scheduler import Question, Scheduler
 from kernelproof.properties.worker.requests import DeviceLostError, HarnessError
 
@@ -94,6 +95,24 @@ def test_nothing_is_asked_once_the_device_is_lost(pool: Any) -> None:  # noqa: A
     assert taken == []
     assert asked.ending.lost == "it did not come back"
     assert about.errors == []
+
+
+def test_an_end_is_noted_however_late_the_run_sees_it(pool: Any) -> None:  # noqa: ANN401
+    ending, about = Ending(), About("a")
+    asked = Scheduler(pool, 1, ending)
+
+    def take(_: object) -> None:
+        ending.end(INTERRUPTED)
+        time.sleep(4 * TICK_SECONDS)
+
+    def until_stopped(_: object) -> None:
+        while not ending.stopped():
+            time.sleep(TICK_SECONDS / 10)
+
+    asked.ask(Question(about, lambda _: None, take))
+    asked.ask(Question(about, until_stopped, lambda _: None))
+    asked.run()
+    assert ending.ended == INTERRUPTED
 
 
 @pytest.mark.parametrize("why", [TIME, INTERRUPTED])
