@@ -28,7 +28,7 @@ class Queued(Generic[T]):
     Attributes:
         rank: the lowest is first.
         serial: number of the items that came before.
-        owner: whose item it is.
+        owner: the owner of the item.
         item: what waits.
     """
 
