@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,8 @@ from .journal import Journal
 ANSWERING = ("reference", "impl", "properties", "fixtures/support")
 """Folders of Kernelproof whose code the workers run."""
 DIGITS = 12
+OWN = __package__.partition(".")[0]
+"""Name of Kernelproof's package."""
 
 
 def plan_identity(plan: Plan) -> dict[str, Any]:
@@ -59,10 +62,22 @@ def code_identity(implementations: Iterable[str]) -> dict[str, str]:
     """
     found = {"code of kernelproof": f"{__version__} ({_own_code()})"}
     for name in implementations:
-        path = Path(resolve_name(name).rpartition(":")[0])
-        if path.is_file():
-            found[f"implementation {path}"] = digest_of([path.read_bytes()])
+        module = resolve_name(name).rpartition(":")[0]
+        if (path := _file_of(module)) is not None:
+            found[f"implementation {module}"] = digest_of([path.read_bytes()])
     return found
+
+
+def _file_of(module: str) -> Path | None:
+    """Return the file of a module; None for Kernelproof's own, and where there is none.
+
+    It is looked for by its name only: this process imports nothing of others.
+    """
+    if module.partition(".")[0] == OWN:
+        return None
+    places = [Path(entry, *module.split(".")) for entry in ("", *sys.path)]
+    files = (file for each in places for file in (each.with_suffix(".py"), each / "__init__.py"))
+    return next(filter(Path.is_file, [Path(module), *files]), None)
 
 
 def _own_code() -> str:

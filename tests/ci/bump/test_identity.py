@@ -79,3 +79,20 @@ def test_own_code_and_implementations_in_files_count(
     assert one["implementation subject.py"] != other["implementation subject.py"]
     monkeypatch.setattr(identity, "ANSWERING", ("fixtures/support",))
     assert releases.identity_of({}, [])["code of kernelproof"] != one["code of kernelproof"]
+
+
+def test_a_module_of_an_implementation_counts_wherever_it_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine" / "inner").mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for file, name in (
+        ("mine/inner/a.py", "mine.inner.a"),
+        ("mine/inner/__init__.py", "mine.inner"),
+    ):
+        found = []
+        for text in ("merge = 1", "merge = 2"):
+            (tmp_path / file).write_text(text)
+            found.append(identity.code_identity([f"{name}:merge"])[f"implementation {name}"])
+        assert found[0] != found[1]
+    assert identity.code_identity(["nowhere.at.all:merge"]).keys() == {"code of kernelproof"}
