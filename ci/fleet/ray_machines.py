@@ -171,7 +171,7 @@ class RayMachines:
             .options(num_cpus=0, max_restarts=-1, label_selector=_among(own or self._nodes))
             .remote()
         )
-        self._task = ray.remote(carry_out)
+        self._task, self._told = ray.remote(carry_out), None
         self._units: dict[Any, tuple[Unit, list[Node]]] = {}
         self._looked, self._alive = 0.0, {node.id for node in self._nodes}
 
@@ -362,10 +362,16 @@ class RayMachines:
 
     def events(self) -> list[Event]:
         """Return what units have said since the last call."""
-        with suppress(self._ray.exceptions.RayError):  # what is shown is no result
-            told: list[Event] = self._ray.get(self._bus.take.remote(), timeout=ANSWER_SECONDS)
-            return told
-        return []
+        # An answer that is late is waited for again: the bus no longer has what it holds.
+        self._told = self._told or self._bus.take.remote()
+        try:
+            told: list[Event] = self._ray.get(self._told, timeout=ANSWER_SECONDS)
+        except self._ray.exceptions.GetTimeoutError:
+            return []
+        except self._ray.exceptions.RayError:  # what is shown is no result
+            told = []
+        self._told = None
+        return told
 
     def end(self, why: str) -> None:
         """Have units under way end soon."""

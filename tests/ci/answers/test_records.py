@@ -76,8 +76,8 @@ def test_other_objects_are_not_written_and_not_made() -> None:
     for other in (Finding("mine"), Path("a"), b"a"):
         with pytest.raises(TypeError, match="is no record that a journal keeps"):
             to_data([other])
-    unknown: dict[str, Any] = {"": "Path", "of": ["a"]}
-    for data in (unknown, {"": "Finding"}, {"": "set"}, {"": []}):
+    wrong: list[Any] = [{"": "Path", "of": ["a"]}, {"": "Finding"}, {"": "set"}, {"": []}]
+    for data in wrong:
         with pytest.raises((KeyError, TypeError)):
             from_data(data)
 

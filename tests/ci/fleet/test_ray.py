@@ -140,6 +140,27 @@ def machines_of(ray: RayStandIn) -> RayMachines:
     return machines
 
 
+def test_what_units_say_is_not_lost_where_the_bus_is_late_or_gone(
+    ray: RayStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machines, event = machines_of(ray), Event(Unit("sm90", "m:any"), "law_begun", ("any", "parity"))
+    answers = [ray.exceptions.GetTimeoutError(), [event], ray.exceptions.RayError(), [event]]
+    asked = []
+
+    def get(answer: object, timeout: float) -> object:
+        del timeout
+        asked.append(answer)
+        if isinstance(said := answers.pop(0), Exception):
+            raise said
+        return said
+
+    monkeypatch.setattr(ray, "get", get)
+    take = machines._bus.take.remote
+    take.side_effect = ["first", "second", "third"]
+    assert [machines.events() for _ in range(4)] == [[], [event], [], [event]]
+    assert asked == ["first", "first", "second", "third"]
+
+
 def test_a_unit_submitted_as_its_chips_last_machine_dies_comes_back(ray: RayStandIn) -> None:
     machines, unit = machines_of(ray), Unit("sm90", "m:any")
     assert machines.free("sm90") == 4
