@@ -7,12 +7,12 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from .. import __version__
 from ..properties.findings.files import OutputError
@@ -40,6 +40,7 @@ from .options import (
     RUN,
     SECTIONS,
     SIDES,
+    law_option,
     options,
     refuse_empty,
 )
@@ -111,13 +112,13 @@ def _operations(_context: click.Context, _parameter: click.Parameter, incomplete
 @click.argument(
     "implementations", nargs=-1, metavar="MODULE:NAME...", shell_complete=implementation_names
 )
-@click.option(
+@law_option(
     "--operation",
     metavar="OP",
     help="Operation that undecorated functions implement.",
     shell_complete=_operations,
 )
-@click.option(
+@law_option(
     "--without-rule",
     "without_rules",
     multiple=True,
@@ -135,12 +136,12 @@ def _operations(_context: click.Context, _parameter: click.Parameter, incomplete
     type=click.Path(file_okay=False, path_type=Path),
     help="With --gating: use the support rules in this folder.",
 )
-@click.option(
+@law_option(
     "--sanitizer",
     type=Choice(TOOLS),
     help="Run under this tool of compute-sanitizer, which is slow; its errors are CRASHes.",
 )
-@click.option(
+@law_option(
     "--watch",
     is_flag=True,
     help="Check again each time a Python file beside an implementation changes, until Ctrl-C.",
@@ -163,7 +164,7 @@ def check(
     """
     refuse_shared_files()
     if gating:
-        return _try_gating(implementations, rules)
+        return _try_gating(implementations, rules, given)
     if not implementations:
         message = "Missing argument 'MODULE:NAME...'."
         raise click.UsageError(message)
@@ -252,13 +253,16 @@ def bump_command(
     short_help="Check every implementation that this machine can run.",
 )
 @click.option(
-    "--gating", is_flag=True, help="Then test the support rules too, as `check --gating` does."
+    "--gating",
+    "gating_too",
+    is_flag=True,
+    help="Then test the support rules too, as `check --gating` does.",
 )
 @from_option
 @options(*RUN, *JUDGE)
 def gate(
     *,
-    gating: bool,
+    gating_too: bool,
     **given: Any,  # noqa: ANN401  click's options
 ) -> int:
     """Check every registered implementation that this machine can run.
@@ -269,19 +273,19 @@ def gate(
     from .check.checking import Request, examine
     from .check.listing import usable_here
 
-    if gating and given["distrust"]:
+    if gating_too and given["distrust"]:
         message = "--distrust does not go with --gating: the support table has no second process"
         raise click.UsageError(message)
-    if gating and given["ray"] is not None:
+    if gating_too and given["ray"] is not None:
         message = "--ray does not go with --gating: the support table is tried on one machine"
         raise click.UsageError(message)
     names, broken = usable_here(given["device"])
     request = Request(names, gate=True, broken=broken, **given, command=_command())
-    if not gating:
+    if not gating_too:
         return examine(request)
     from .check.gate import gate_both
 
-    return gate_both(request, _gating_request(names, only=()))
+    return gate_both(request, _gating_request(names, {**given, "only": ()}))
 
 
 @cli.command(short_help="Judge one stored case again.")
@@ -417,44 +421,24 @@ def _say_it_in_any_encoding() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-GATING_OPTIONS = (
-    "device", "jobs", "modules", "only", "outputs", "expectations", "cases", "minutes",
-    "allow_incomplete",
-)  # fmt: skip
-"""Options with one meaning for a run over the laws and one over the support table."""
-
-
-def _try_gating(implementations: Sequence[str], rules: Path | None) -> int:
+def _try_gating(
+    implementations: Sequence[str], rules: Path | None, given: Mapping[str, Any]
+) -> int:
     """Try the support table, with the options of the command that is running."""
     from .check.gating_command import try_gating
     from .check.listing import usable_here
 
-    context = click.get_current_context()
-    allowed = {"implementations", "gating", "rules", "json", "evidence", *GATING_OPTIONS}
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if source is ParameterSource.COMMANDLINE and parameter.name not in allowed:
-            message = f"{parameter.opts[0]} does not go with --gating"
-            raise click.UsageError(message)
-    if implementations:
-        return try_gating(_gating_request(implementations, rules))
-    names, broken = usable_here(context.params["device"])
-    return try_gating(_gating_request(names, rules, broken=broken))
+    names, broken = (implementations, ()) if implementations else usable_here(given["device"])
+    return try_gating(_gating_request(names, {**given, "rules": rules, "broken": broken}))
 
 
-def _gating_request(
-    implementations: Sequence[str],
-    rules: Path | None = None,
-    **more: Any,  # noqa: ANN401  a field
-) -> GatingRequest:
+def _gating_request(implementations: Sequence[str], given: Mapping[str, Any]) -> GatingRequest:
+    """Return the request for a run over the support table, which has fewer options than laws."""
     from .check.gating_command import GatingRequest
 
-    given = click.get_current_context().params
+    named = {each.name for each in fields(GatingRequest)} & given.keys()
     return GatingRequest(
-        implementations,
-        rules=rules,
-        command=_command(),
-        **{name: given[name] for name in GATING_OPTIONS} | more,
+        implementations, command=_command(), **{name: given[name] for name in named}
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,25 @@ from .console.outputs import FILE, output_option
 from .releases.packages import FLASHINFER_PACKAGE, PACKAGES, PARTS
 
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class OfLaws(click.Option):
+    """An option of a run over the laws, which is refused where `check --gating` tries the rules."""
+
+    def handle_parse_result(
+        self,
+        ctx: click.Context,
+        opts: Mapping[str, Any],
+        args: list[str],
+    ) -> tuple[Any, list[str]]:
+        """Refuse the option, or read its value."""
+        if self.name in opts and "gating" in opts:
+            message = f"{self.opts[0]} does not go with --gating"
+            raise click.UsageError(message)
+        return super().handle_parse_result(ctx, opts, args)
+
+
+law_option = partial(click.option, cls=OfLaws)
 FOLDER = Path(".kernelproof", "cases")
 """Folder of the cases of a run, unless another is named."""
 DEVICES = Choice(["cpu", "cuda"])
@@ -26,17 +46,17 @@ JOBS = click.option(
     metavar="N",
     help="Worker processes at a time; by default as cores (and a GPU's memory) allow.",
 )
-DISTRUST = click.option(
+DISTRUST = law_option(
     "--distrust",
     is_flag=True,
     help="Judge in another process, which never loads the kernel: one that lies in its own process "
     "is found.",
 )
 JSON = output_option("--json", "Write JSON to this file.")
-JUNIT = output_option("--junit", "Write JUnit XML to this file.")
-HTML = output_option("--html", "Write an HTML page to this file.")
+JUNIT = output_option("--junit", "Write JUnit XML to this file.", cls=OfLaws)
+HTML = output_option("--html", "Write an HTML page to this file.", cls=OfLaws)
 MARKDOWN = output_option("--markdown", "Write a comment's Markdown.")
-VERBOSE = click.option(
+VERBOSE = law_option(
     "-v",
     "--verbose",
     is_flag=True,
@@ -63,7 +83,7 @@ PACKAGE = click.option(
     help="Package whose releases these are.",
 )
 RUN = (
-    click.option(
+    law_option(
         "--profile",
         type=Choice(list(PROFILES)),
         default="gate",
@@ -73,7 +93,7 @@ RUN = (
     click.option(
         "--device", type=DEVICES, default="cpu", show_default=True, help="Where kernels run."
     ),
-    click.option(
+    law_option(
         "--seed",
         type=click.IntRange(min=0),
         default=0,
@@ -102,26 +122,26 @@ RUN = (
         help="Draw only problems with one of these values of a field, such as "
         "window_left=127,511; may be repeated.",
     ),
-    click.option(
+    law_option(
         "--soak",
         type=click.IntRange(1, MOST_LAUNCHES),
         metavar="N",
         help="Launch each problem N times under the law soak; default 50 (quick), 200 (gate), "
         "5000 (nightly).",
     ),
-    click.option(
+    law_option(
         "--ray",
         metavar="ADDRESS",
         help="Run on the machines of the Ray cluster at HOST:PORT, ray://HOST:PORT, or auto, each "
         "kind of GPU by itself.",
     ),
-    click.option(
+    law_option(
         "--resume",
         is_flag=True,
         help="Continue a run that was killed, and repeat nothing; start afresh where there is "
         "none.",
     ),
-    click.option(
+    law_option(
         "--law",
         "laws",
         multiple=True,
@@ -142,7 +162,7 @@ RUN = (
         help="Ledger of known findings instead of the shipped one; with `none`, every finding is "
         "new.",
     ),
-    click.option(
+    law_option(
         "--corpus",
         type=click.Path(file_okay=False, path_type=Path),
         help="Replay the cases of this folder first, instead of the shipped ones.",
@@ -158,21 +178,21 @@ RUN = (
 )
 """Options of check, gate and bump."""
 JUDGE = (
-    click.option(
+    law_option(
         "-x",
         "--exitfirst",
         "exit_first",
         is_flag=True,
         help="End at the first finding that no ledger entry explains.",
     ),
-    click.option(
+    law_option(
         "--costs",
         type=click.Path(dir_okay=False, path_type=Path),
         help="Read cost classes from this file, so that a seed draws the same problems on any "
         "machine. Each run writes such a file to the folder costs of its cases.",
     ),
     DISTRUST,
-    click.option(
+    law_option(
         "--examples",
         metavar="PLACE[,PLACE]",
         help="Share failing examples of --profile nightly: a folder, github:OWNER/REPO, a Redis "
@@ -183,7 +203,7 @@ JUDGE = (
         is_flag=True,
         help="Exit 0, not 4, where too little was judged.",
     ),
-    click.option(
+    law_option(
         "--require-claims",
         type=click.Path(dir_okay=False, path_type=Path),
         metavar="FILE",

@@ -13,6 +13,7 @@ import click
 
 from ...impl.targets.unpacked import FROM, packages_in
 from ..console.errors import UsageRefusedError
+from ..options import law_option
 
 
 def from_option(command: Callable[..., int]) -> Callable[..., int]:
@@ -23,7 +24,7 @@ def from_option(command: Callable[..., int]) -> Callable[..., int]:
         with _named(engine_folders):
             return command(*arguments, **options)
 
-    return click.option(
+    return law_option(
         "--from",
         "engine_folders",
         multiple=True,

@@ -62,8 +62,8 @@ class GatingRequest:
     outputs: Outputs
     expectations: str | None
     cases: Path
-    rules: Path | None
     command: str
+    rules: Path | None = None
     minutes: float | None = None
     allow_incomplete: bool = False
     broken: Sequence[Registration] = ()

@@ -56,12 +56,14 @@ class Outputs:
         _raise([*done, *failures])
 
 
-def output_option(flag: str, about: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def output_option(
+    flag: str, about: str, cls: type[click.Option] = click.Option
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare an option that names a file to write.
 
     A command with such options has a parameter ``outputs``, which holds those that were given.
     """
-    return click.option(flag, type=FILE, expose_value=False, callback=_collect, help=about)
+    return click.option(flag, type=FILE, expose_value=False, callback=_collect, help=about, cls=cls)
 
 
 def refuse_shared_files() -> None:

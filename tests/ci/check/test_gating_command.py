@@ -252,6 +252,8 @@ def test_what_no_rule_is_about(gating: Command) -> None:
     ("words", "told"),
     [
         (["--law", "parity"], "--law does not go with --gating"),
+        (["--html", "page.html"], "--html does not go with --gating"),
+        (["--from", "."], "--from does not go with --gating"),
         (["--only", "dtype=float8"], "--only: dtype=float8 is no value of it"),
         (["--only", "phase=decode"], "--only phase does not go with --gating"),
         (["--expectations", "absent.toml"], "--expectations: absent.toml"),

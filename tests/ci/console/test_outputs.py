@@ -34,7 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(("words", "told"), [
     ([*CHECKED, "--json", "same", "--html", "same"], "--html same: is the file of --json too"),
     ([*CHECKED, "--json", "./same", "--junit", "same"], "--junit same: is the file of --json too"),
-    ([*CHECKED, "--gating", "--json", "same", "--evidence", "same"], "--evidence same: is the"),
+    (["check", "--gating", "--json", "same", "--evidence", "same"], "--evidence same: is the"),
     ([*CHECKED, "--json", "same", "--expectations", "same"], "same: is the file of --"),
     (["gate", "--json", "same", "--html", "same"], "--html same: is the file of --json too"),
     ([*COMPARED, "--json", "same", "--markdown", "same"], "same: is the file of --"),
