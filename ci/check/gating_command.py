@@ -7,9 +7,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from rich import box
+from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from ... import __version__
@@ -25,10 +29,11 @@ from ...properties.findings.expectations import read_expectations
 from ...properties.findings.files import Output, OutputError
 from ...properties.findings.ledger import LedgerError
 from ...properties.findings.report import Finding
+from ...properties.gating.cells import REFUSED, SUPPORTED
 from ...properties.gating.trials import FINDING, Trial, counts
 from ...properties.gating.trying import Order, Report, Trying
 from ...properties.space.axis_values import NO_FIELDS
-from ...properties.verdicts.text import count_of, one_line
+from ...properties.verdicts.text import compact, count_of, one_line
 from ..console.errors import (
     CONFORMING,
     INCOMPLETE,
@@ -45,9 +50,8 @@ from ..console.outputs import Outputs
 from ..console.selection import only_of
 from ..console.signals import ended_by_signals
 from ..console.terminal import console
-from ..reports.display import line, print_broken
-from ..reports.summary import VERDICTS
-from .gating_display import print_trials
+from ..reports.display import command, line, print_broken, say
+from ..reports.summary import VERDICTS, WORDS
 
 
 @dataclass(frozen=True)
@@ -138,18 +142,10 @@ def _order(request: GatingRequest) -> Order:
     )
 
 
-WORDS = {
-    CONFORMING: "CONFORMING",
-    NONCONFORMING: "NOT CONFORMING",
-    INCOMPLETE: "INCOMPLETE",
-}
-"""The word of each exit code that is no error's."""
-
-
 def conclude(report: Report, *, allow_incomplete: bool = False) -> tuple[int, str]:
     """Return the exit code of a run, and its result in a sentence."""
     code, why = _exit_of(report)
-    word = WORDS.get(code, "ERROR")
+    word = WORDS[VERDICTS.get(code, "error")]
     number = counts(report.trials)
     tried = f"{number['tried']:,} of {count_of(number['cells'], 'cell')} tried"
     built = sum(len(each.builds) for each in report.implementations)
@@ -242,4 +238,58 @@ def print_ended(ended: Ended) -> None:
     out = console(sys.stdout)
     line(out, "", ended.sentence, {0: "bold green", 1: "bold red"}.get(ended.code, "bold yellow"))
     print_broken(out, ended.broken)
-    print_trials(out, ended.report)
+    _print_trials(out, ended.report)
+
+
+STYLES = {"ok": "green", "known": "yellow", "finding": "bold red", "not run": "dim"}
+LONGEST = 120
+
+
+def _print_trials(out: Console, report: Report) -> None:
+    """Print each finding with its problem and its replay, then a table of each side."""
+    for trial in report.trials:
+        if trial.status == FINDING:
+            _print_finding(out, trial)
+    for side, title in (
+        (SUPPORTED, "Supported by the rules: the answer must be right"),
+        (REFUSED, "Refused by the rules, called anyway: must be refused cleanly"),
+    ):
+        rows = [trial for trial in report.trials if trial.cell.side == side]
+        if rows:
+            out.print(Text(title, "bold"))
+            out.print(_table(rows))
+    for tried in report.implementations:
+        why = tried.error or tried.reason
+        if why:
+            say(out, f"nothing tried  {tried.name}", why, style="UNSUPPORTED")
+
+
+def _table(trials: list[Trial]) -> Table:
+    """Return a row for each rule and implementation, and for what became of their cells."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, safe_box=True)
+    for heading in ("rule", "implementation", "cells", "", "what happened"):
+        table.add_column(heading, overflow="fold")
+    for (rules, name, status, *_), group in groupby(sorted(trials, key=_row), key=_row):
+        alike = list(group)
+        first = alike[0].cell.title
+        cells = first if len(alike) == 1 else f"{len(alike)} cells: {first}; ..."
+        # Messages differ from cell to cell: all are in the JSON.
+        entry = f"{alike[0].entry}: " if alike[0].entry else ""
+        what = one_line(entry + alike[0].happened)
+        shown = what if len(what) <= LONGEST else f"{what[:LONGEST]}..."
+        table.add_row(rules, name, cells, Text(status, STYLES[status]), Text(shown))
+    return table
+
+
+def _row(trial: Trial) -> tuple[str, str, str, str, str]:
+    rules = ", ".join(trial.cell.rules)
+    return rules, trial.implementation, trial.status, trial.outcome, trial.entry
+
+
+def _print_finding(out: Console, trial: Trial) -> None:
+    title = f"FINDING  {trial.implementation}  {trial.cell.title}"
+    say(out, title, f"{trial.meaning}. {trial.happened}", style="FAIL")
+    command(out, "problem", compact(trial.cell.problem))
+    if trial.replay:
+        command(out, "replay", trial.replay)
+    out.print()
