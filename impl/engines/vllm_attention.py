@@ -295,25 +295,38 @@ def attend_3d(inputs: PagedAttentionInputs) -> tuple[torch.Tensor | None, None]:
     return _attend_3d(inputs)
 
 
+def scratch_for(inputs: PagedAttentionInputs, channels: int) -> dict[str, Any]:
+    """Return the arguments that have vLLM take its 3D kernel: scratch that holds NaN, and room."""
+    segments = SEGMENTS if inputs.q.is_cuda else INTERPRETED_SEGMENTS
+    shape = (*inputs.q.shape[:2], segments)
+    last = {"output": (1 << (channels - 1).bit_length(),)}
+    return {
+        "seq_threshold_3D": ANY_REQUESTS,
+        "num_par_softmax_segments": segments,
+        **{
+            f"softmax_segm_{name}": inputs.q.new_full(
+                (*shape, *last.get(name, ())), torch.nan, dtype=torch.float32
+            )
+            for name in SCRATCH
+        },
+    }
+
+
+def padded_table(inputs: PagedAttentionInputs) -> torch.Tensor:
+    """Return the block table with room for a longer request; what is behind one's is garbage."""
+    table = inputs.block_table
+    return torch.nn.functional.pad(table, (0, -table.shape[1] % COLUMNS or COLUMNS), value=-1)
+
+
 def _attend_3d(
     inputs: PagedAttentionInputs,
     **more: Any,  # noqa: ANN401  arguments of vLLM's
 ) -> tuple[torch.Tensor | None, None]:
-    tokens, heads, head_dim = inputs.q.shape
-    segments = SEGMENTS if inputs.q.is_cuda else INTERPRETED_SEGMENTS
-    shape = tokens, heads, segments
-    padded = 1 << (head_dim - 1).bit_length()
-    scratch = {
-        f"softmax_segm_{name}": torch.full(
-            (*shape, *last), torch.nan, dtype=torch.float32, device=inputs.q.device
-        )
-        for name, last in zip(SCRATCH, ((padded,), (), ()), strict=True)
-    }
+    scratch = scratch_for(inputs, inputs.q.shape[2])
     # A bound that is larger than the truth must not choose the other kernel.
     inputs = replace(inputs, q_len_bound=0)
-    more |= {"seq_threshold_3D": ANY_REQUESTS, "num_par_softmax_segments": segments, **scratch}
-    result = _attend(inputs, **more)
-    if tokens and scratch["softmax_segm_max"].isnan().all():
+    result = _attend(inputs, **scratch, **more)
+    if len(inputs.q) and scratch["softmax_segm_max"].isnan().all():
         message = "vLLM took its 2D kernel for this call"
         raise UnsupportedError(message)
     return result
@@ -356,10 +369,8 @@ def _attend(
     out = inputs.out
     if inputs.output_scale is not None and out is not None:
         more["output_scale"] = inputs.q.new_tensor([inputs.output_scale], dtype=torch.float32)
-    table, causal = inputs.block_table, inputs.causal
+    causal = inputs.causal
     causal = causal.int() if isinstance(causal, torch.Tensor) else causal
-    # An engine's table has room for its longest request; what is behind a request's is garbage.
-    table = torch.nn.functional.pad(table, (0, -table.shape[1] % COLUMNS or COLUMNS), value=-1)
     left, structure = _mask_arguments(inputs)
     with load(FILE, stubs) as kernels, scalars_as_bounds(inputs.q):
         kernels.unified_attention(
@@ -374,7 +385,7 @@ def _attend(
             softmax_scale=inputs.sm_scale,
             causal=causal,
             window_size=(left, 0 if causal is True else -1),
-            block_table=table,
+            block_table=padded_table(inputs),
             softcap=inputs.logits_soft_cap,
             q_descale=None,
             k_descale=scales[0],

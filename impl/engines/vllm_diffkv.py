@@ -17,11 +17,9 @@ from .claims import LEAST_CHANNELS, by_slots, wrong_here
 from .launch import why_not
 from .sources import implementation, known, load, unavailable
 from .vllm_attention import (
-    ANY_REQUESTS,
-    COLUMNS,
-    INTERPRETED_SEGMENTS,
-    SEGMENTS,
     TILE,
+    padded_table,
+    scratch_for,
     scratch_is_given,
     why_2d,
 )
@@ -100,22 +98,7 @@ def attend_2d(inputs: PagedAttentionInputs) -> tuple[torch.Tensor | None, None]:
 )  # fmt: skip
 def attend_3d(inputs: PagedAttentionInputs) -> tuple[torch.Tensor | None, None]:
     """Attend with the 3D kernel, whose scratch holds NaN before."""
-    tokens, heads, _ = inputs.q.shape
-    segments = SEGMENTS if inputs.q.is_cuda else INTERPRETED_SEGMENTS
-    padded = 1 << (inputs.head_dim_vo - 1).bit_length()
-    shapes = {"output": (padded,), "max": (), "expsum": ()}
-    scratch = {
-        f"softmax_segm_{name}": inputs.q.new_full(
-            (tokens, heads, segments, *last), torch.nan, dtype=torch.float32
-        )
-        for name, last in shapes.items()
-    }
-    return _attend(
-        inputs,
-        seq_threshold_3D=ANY_REQUESTS,
-        num_par_softmax_segments=segments,
-        **scratch,
-    )
+    return _attend(inputs, **scratch_for(inputs, inputs.head_dim_vo))
 
 
 def _attend(
@@ -131,8 +114,6 @@ def _attend(
     longest = int(inputs.lengths()[0].max()) if len(inputs.metadata.seq_lens) else 0
     # A bound that is larger than the truth must not choose the other kernel.
     bound = longest if "seq_threshold_3D" in more else inputs.max_q_len
-    table = inputs.block_table
-    table = torch.nn.functional.pad(table, (0, -table.shape[1] % COLUMNS or COLUMNS), value=-1)
     with load(FILE, stubs) as kernels, scalars_as_bounds(inputs.q):
         attend = kernels.unified_attention_diffkv
         attend(
@@ -145,7 +126,7 @@ def _attend(
             softmax_scale=inputs.sm_scale,
             causal=True,
             window_size=(inputs.window_left, 0),
-            block_table=table,
+            block_table=padded_table(inputs),
             softcap=inputs.logits_soft_cap,
             max_seqlen_q=bound,
             alibi_slopes=inputs.alibi_slopes,

@@ -12,9 +12,8 @@ from ...reference import AttentionProblem
 from ...reference.tensors.inputs import AppendInputs
 from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.optional import require
-from .alignment import alignment_of, in_every_alignment
 from .support import ceil_div, kernel, next_power_of_two, require_triton
-from .units import in_units, strides, unit_of
+from .units import alignment_of, in_every_alignment, in_units, strides, unit_of
 
 KERNEL = "kernelproof.impl.triton.kernels.append"
 BUILD_MINUTES = 0.03

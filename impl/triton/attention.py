@@ -12,8 +12,7 @@ from ...reference.tensors.inputs import PagedAttentionInputs, RaggedAttentionInp
 from ..targets.target import Target
 from .attention_call import Call
 from .attention_keys import compile_key, kernels, split_kernels, split_key
-from .blocks import LARGEST_TILE
-from .splits import FEWEST_KEYS
+from .blocks import FEWEST_KEYS, LARGEST_TILE
 from .support import kernel, unavailable
 
 ARITHMETIC = Arithmetic(accumulate="float32", probabilities="inputs")

@@ -17,10 +17,16 @@ from ...reference.tensors.inputs import AttentionInputs, PagedAttentionInputs
 from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.optional import require
 from ..targets.target import UnsupportedError
-from .blocks import Blocks, attention_blocks
-from .device import converts_e4m3, multiprocessors, shared_memory
+from .blocks import (
+    Blocks,
+    attention_blocks,
+    available_memory,
+    converts_e4m3,
+    most_splits,
+    multiprocessors,
+    splits_that_fill,
+)
 from .merge import merge
-from .splits import most_splits, splits_that_fill
 from .support import ceil_div, finish, require_triton, stored
 from .units import in_units, strides, unit_of
 
@@ -88,7 +94,7 @@ class Call:
             interpreted=not q.is_cuda,
             packed=self.k.shape[3] < q.shape[2],  # several channels an entry
             keys=self.most_keys // max(self.requests, 1),
-            available=shared_memory(q.device),
+            available=available_memory(q.device),
         )
 
     def attend(self) -> AttentionOutput:

@@ -14,11 +14,10 @@ import torch
 
 from ...reference import AttentionProblem
 from ..gpu.cuda_graphs import room_for
-from .alignment import alignment_of, in_every_alignment
 from .attention_call import rows_a_request
-from .blocks import LEAST_BLOCK, most_rows
-from .splits import FEWEST_KEYS, most_splits
+from .blocks import FEWEST_KEYS, LEAST_BLOCK, most_rows, most_splits
 from .support import ceil_div, next_power_of_two
+from .units import alignment_of, in_every_alignment
 
 ONE_SPLIT, TWO_SPLITS, MANY_SPLITS = FEWEST_KEYS // 2, FEWEST_KEYS * 3 // 2, FEWEST_KEYS * 32
 """Keys of one request that are not split, and for which either kernel merges; on pages of any size

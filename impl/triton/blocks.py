@@ -1,13 +1,17 @@
-"""Sizes of the blocks that the Triton attention kernel works on.
+"""How the Triton attention kernel cuts its work: blocks, and splits of a request's keys.
 
-They follow only from shapes: reading a length from the device would wait for it.
+Both follow only from shapes: reading a length from the device would wait for it. Without splits a
+decode of one request runs on as few programs as it has key-value heads.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
-from .support import next_power_of_two
+import torch
+
+from .support import ceil_div, next_power_of_two
 
 LEAST_BLOCK = 16
 """Tensor cores multiply 16 by 16."""
@@ -127,3 +131,60 @@ def shared_memory(qk: int, vo: int, m: int, n: int, stages: int, element_size: i
         return element_size * (m * qk + (stages - 1) * n * (qk + vo)) + EXCHANGE
     shared = m * n if m == WARP_GROUP_ROWS < m * max(qk, vo) // SMALL_DIM else 0
     return element_size * (m * qk + stages * n * (qk + vo) + shared)
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """Return how many the GPU has."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@functools.cache
+def available_memory(device: torch.device) -> int:
+    """Return the bytes of shared memory that a program may take, with a margin."""
+    if device.type != "cuda":
+        return SHARED_MEMORY
+    found = torch.cuda.get_device_properties(device)
+    return int(getattr(found, "shared_memory_per_block_optin", SHARED_MEMORY + MARGIN)) - MARGIN
+
+
+@functools.cache
+def converts_e4m3(device: torch.device) -> bool:
+    """Whether the chip converts and multiplies e4m3 itself, which begins with Ada."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+FEWEST_KEYS = 64
+"""Fewest keys of a split: one block."""
+# Measured on an H200 with one request of 1,024 to 32,768 keys.
+ALWAYS_WORTH = 16
+"""Number of splits that pay as soon as each has its fewest keys."""
+KEYS_WORTH_ONE_MORE = 512
+"""Keys that each split needs where there are more splits than that."""
+NEARLY = 1.1
+"""Ratio to the least time up to which fewer splits are preferred: they leave less to merge."""
+
+
+def most_splits(keys: int) -> int:
+    """Return the most splits that pay for a request with this number of keys; at least 1."""
+    worth = max(ALWAYS_WORTH, keys // KEYS_WORTH_ONE_MORE)
+    return max(1, min(ceil_div(keys, FEWEST_KEYS), worth))
+
+
+def splits_that_fill(programs: int, room: int, most: int) -> int:
+    """Return the fewest splits with which the programs take nearly the least time.
+
+    Programs run in waves, and the last wave takes as long as a full one. More splits make each
+    wave shorter.
+
+    Args:
+        programs: number of programs without splits.
+        room: number of programs that the GPU runs at the same time.
+        most: most splits that pay for the keys.
+    """
+
+    def time(splits: int) -> float:
+        return ceil_div(programs * splits, room) / splits
+
+    least = min(time(splits) for splits in range(1, most + 1))
+    return next(splits for splits in range(1, most + 1) if time(splits) <= NEARLY * least)

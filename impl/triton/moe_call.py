@@ -16,7 +16,7 @@ from ...reference.tensors.moe_inputs import MoEInputs
 from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.optional import require
 from ..targets.target import UnsupportedError
-from .device import shared_memory
+from .blocks import available_memory
 from .moe_blocks import Shape, Tile, columns_of, moe_tiles
 from .moe_operands import E4M3, INT8, Operand, check_dtypes, multiplied, operand
 from .moe_sort import Sorted, sort_pairs
@@ -184,7 +184,7 @@ def _plan(inputs: MoEInputs, hidden: Operand, w13: Operand, w2: Operand) -> Plan
             gated=inputs.activation in GATED,
             interpreted=interpreted,
             columns=max(hidden.values.shape[1], w2.values.shape[2]),
-            available=shared_memory(device),
+            available=available_memory(device),
         )
     )
     by_expert = sort_pairs(

@@ -8,7 +8,7 @@ import torch
 
 from ...reference import QuantizedMatrix
 from ..targets.target import UnsupportedError
-from .device import converts_e4m3
+from .blocks import converts_e4m3
 from .moe_blocks import SCALE_BLOCK
 
 MANTISSA = 23

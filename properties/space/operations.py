@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from ...reference import MergeProblem, MetadataProblem, Problem
 from ...reference.operations import Table
+from . import real_layers as layers
 from . import sizes
 from .attention_axes import (
     APPEND_AXES,
@@ -31,15 +32,6 @@ from .attention_strategies import (
     metadata_problems,
 )
 from .axis_values import Axes
-from .batched_moe import (
-    BATCHED_AXES,
-    batched_example,
-    batched_problems,
-    full_experts,
-    lengths_of_batched,
-    more_rows,
-    size_of_batched,
-)
 from .context_parallel import (
     CONTEXT_PARALLEL_AXES,
     context_parallel_example,
@@ -48,9 +40,18 @@ from .context_parallel import (
 from .floors import edges_of_experts, edges_owed_by_experts, floor_problems, long_problems
 from .longest import full_batches, longest, of_hidden_tiles, of_one_sign
 from .moe_axes import MOE_AXES, ROUTE_AXES, moe_example, route_example
-from .moe_strategies import moe_problems, route_problems
+from .moe_strategies import (
+    BATCHED_AXES,
+    batched_example,
+    batched_problems,
+    full_experts,
+    lengths_of_batched,
+    moe_problems,
+    more_rows,
+    route_problems,
+    size_of_batched,
+)
 from .real_drawing import many_values, row_values, wide_problems
-from .real_layers import drawing as layers
 from .simplifying import (
     Cheap,
     Fails,

@@ -28,7 +28,7 @@ from .contained import Stop, contained, crash, out_of_memory
 from .filled_scratch import filled_scratch
 from .memory_need import NO_ROOM, call_begins, refusal_of
 from .operations import OPERATIONS
-from .records import tensors_of
+from .snapshot import tensors_of
 from .specialising import Stages, watched
 from .text import compact
 from .verdict import Verdict

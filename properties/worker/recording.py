@@ -1,4 +1,4 @@
-"""What a call was given and what it gave, bit by bit, so that two releases can be compared.
+"""What a call was given, what it gave, bit by bit, and what it needs, to compare two releases.
 
 Each release runs in a process of its own: the first keeps its tensors in a file, the second reads
 them. The inputs are made in both, and their digests say whether they are the same bits.
@@ -10,6 +10,7 @@ import ctypes
 import dataclasses
 import hashlib
 import itertools
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +28,6 @@ from ..verdicts.comparison import same_bits, unusable
 from ..verdicts.contained import Stop
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import Verdict
-from .memory import allocated, written
 
 Named = dict[str, torch.Tensor]
 ATTENDING = ATTENTION + MERGE
@@ -243,3 +243,61 @@ def difference(one: Named, other: Named) -> dict[str, Any] | None:
 
 def _join(name: str, part: str) -> str:
     return f"{name}.{part}" if name else part
+
+
+QUIET = "99"
+"""Level of the profiler's log; without it, the profiler writes a line when it starts and ends."""
+PATTERN = 0xA5
+CHUNK_BYTES = 4 << 20
+"""Bytes of a workspace that are read together, from its end: it may have hundreds of MiB."""
+
+
+def allocated(call: Callable[[], object], device: str = "cpu") -> int:
+    """Return the most bytes that torch has allocated on a device at a time during a call.
+
+    Allocations are counted, not what the operating system lends: what an allocator keeps, and how
+    it lies scattered, moves that by a megabyte from process to process. What a BLAS sets aside for
+    itself is not counted.
+
+    Args:
+        call: waits for the device where that matters.
+        device: "cpu" or "cuda".
+    """
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        return torch.cuda.max_memory_allocated() - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", QUIET)
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        call()
+    assert profile.profiler is not None  # noqa: S101  it has run
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    return int(max(itertools.accumulate((event.nbytes() for event in events), initial=0)))
+
+
+def written(workspaces: Sequence[torch.Tensor], call: Callable[[], object]) -> int:
+    """Return how many bytes of workspaces a call needs: up to the last that it writes, of all.
+
+    Args:
+        workspaces: the workspaces that may hold anything before the call.
+        call: waits for the device where that matters.
+    """
+    views = [each.view(torch.uint8).view(-1) for each in workspaces]
+    for view in views:
+        view.fill_(PATTERN)
+    call()
+    return sum(map(_end, views))
+
+
+def _end(view: torch.Tensor) -> int:
+    for stop in range(len(view), 0, -CHUNK_BYTES):
+        start = max(0, stop - CHUNK_BYTES)
+        changed = view[start:stop] != PATTERN
+        if changed.any():
+            return start + int(changed.nonzero()[-1].item()) + 1
+    return 0

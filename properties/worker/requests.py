@@ -16,7 +16,7 @@ from ..isolation.outcome import KILLED_FOR_MEMORY, SENTENCES
 from ..isolation.sanitizer import SLOWNESS, errors
 from ..isolation.stages import STAGES
 from ..isolation.workers import SECOND, Deadlines, Outcome, Worker
-from ..verdicts.error_map import MOST_COLUMNS, MOST_ROWS
+from ..verdicts.comparison import MOST_COLUMNS, MOST_ROWS
 from ..verdicts.verdict import Verdict
 from . import memory_deaths
 from .distrust import GARBLED

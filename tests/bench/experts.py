@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from kernelproof.ci.bench.results import Cell, Requirement, Results, Table
-from kernelproof.properties.worker.memory import allocated
+from kernelproof.properties.worker.recording import allocated
 from kernelproof.reference import moe
 from kernelproof.tests.bench.times import check_agreement, interleaved, load, milliseconds, ratio
 

@@ -17,7 +17,7 @@ from kernelproof.properties.findings.report import (
     ImplementationReport,
     LawReport,
 )
-from kernelproof.properties.verdicts.error_map import error_map
+from kernelproof.properties.verdicts.comparison import error_map
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.reference import MergeProblem, MoEProblem, Problem
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernelproof.impl import UnsupportedError
-from kernelproof.impl.flashinfer.kv import flashinfer_arguments
+from kernelproof.impl.flashinfer.calls import flashinfer_arguments
 from kernelproof.impl.gating import Feature, Target, require
 from kernelproof.reference import KVCacheFormat
 

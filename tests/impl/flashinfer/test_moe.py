@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernelproof.impl import Target, find_implementation
-from kernelproof.impl.flashinfer.routing_trace import MOE_TEMPLATES, REFERENCES, without_experts
+from kernelproof.impl.flashinfer.moe_trace import MOE_TEMPLATES, REFERENCES, without_experts
 from kernelproof.impl.flashinfer.trace import template
 from kernelproof.impl.targets.optional import missing
 from kernelproof.impl.torch.moe_layouts import both_biases

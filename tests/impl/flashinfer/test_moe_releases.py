@@ -28,9 +28,6 @@ from kernelproof.impl.flashinfer import (
     moe as flashinfer_moe,
 )
 from kernelproof.impl.flashinfer import (
-    moe_backends as flashinfer_moe_backends,
-)
-from kernelproof.impl.flashinfer import (
     names as flashinfer_names,
 )
 from kernelproof.impl.flashinfer import (
@@ -48,7 +45,7 @@ from kernelproof.reference.tensors.moe_inputs import MoEInputs, RouteInputs
 SIGNATURES: dict[str, dict[str, list[str]]] = json.loads(
     Path(__file__).with_name("signatures.json").read_text(encoding="utf-8")
 )
-MODULES = (flashinfer_calls, flashinfer_moe, flashinfer_moe_backends, flashinfer_routing)
+MODULES = (flashinfer_calls, flashinfer_moe, flashinfer_routing)
 
 
 def permuted(name: str, members: Iterable[str], first: int) -> Any:  # noqa: ANN401  an enum

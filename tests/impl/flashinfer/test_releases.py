@@ -31,9 +31,6 @@ from kernelproof.impl.flashinfer import (
     mla as flashinfer_mla,
 )
 from kernelproof.impl.flashinfer import (
-    mla_blackwell as flashinfer_mla_blackwell,
-)
-from kernelproof.impl.flashinfer import (
     paged as flashinfer_paged,
 )
 from kernelproof.impl.flashinfer import (
@@ -53,7 +50,6 @@ ADAPTERS = (
     flashinfer_calls,
     flashinfer_cascade,
     flashinfer_mla,
-    flashinfer_mla_blackwell,
     flashinfer_paged,
     flashinfer_ragged,
     flashinfer_trtllm,

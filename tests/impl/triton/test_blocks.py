@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 
 from kernelproof.impl.targets.optional import missing
-from kernelproof.impl.triton.blocks import MARGIN, SHARED_MEMORY, attention_blocks, shared_memory
-from kernelproof.impl.triton.splits import most_splits, splits_that_fill
+from kernelproof.impl.triton.blocks import (
+    MARGIN,
+    SHARED_MEMORY,
+    attention_blocks,
+    most_splits,
+    shared_memory,
+    splits_that_fill,
+)
 from kernelproof.impl.triton.support import ceil_div, next_power_of_two
 
 DIMS = (8, 16, 24, 40, 64, 80, 96, 128, 192, 256, 512)

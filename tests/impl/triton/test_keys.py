@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kernelproof.impl import Target, find_implementation
-from kernelproof.impl.triton.moe_keys import module_fields as moe_module
+from kernelproof.impl.triton.moe import module_fields as moe_module
 from kernelproof.properties.space.axes import narrow
 from kernelproof.properties.space.profiles import PROFILES, on_device
 from kernelproof.properties.space.rounds import draw_problems

@@ -15,7 +15,7 @@ from kernelproof.impl import Target, implementation
 from kernelproof.properties.laws import find_law, laws_of
 from kernelproof.properties.verdicts.contained import Stop
 from kernelproof.properties.verdicts.operations import OPERATIONS as ANSWERS
-from kernelproof.properties.verdicts.records import tensors_of
+from kernelproof.properties.verdicts.snapshot import tensors_of
 from kernelproof.properties.verdicts.subject import Subject
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.reference import (

@@ -30,7 +30,7 @@ from kernelproof.properties.space.module_selection import (
     combinations,
 )
 from kernelproof.properties.space.profiles import PROFILES, asked_for
-from kernelproof.properties.space.strategies import problems
+from kernelproof.properties.space.rounds import problems
 from kernelproof.properties.worker.requests import Address
 from kernelproof.reference import AttentionProblem, Problem
 from kernelproof.tests.choosing import choose

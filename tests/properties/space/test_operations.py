@@ -6,7 +6,7 @@ import pytest
 
 from kernelproof.properties.space.axes import Axes, all_axes, example
 from kernelproof.properties.space.operations import OPERATIONS
-from kernelproof.properties.space.strategies import problems
+from kernelproof.properties.space.rounds import problems
 from kernelproof.reference.operations import OPERATIONS as ORACLES
 
 

@@ -12,7 +12,7 @@ from kernelproof.impl import Target, find_implementation
 from kernelproof.impl.targets.refusal import Refusal
 from kernelproof.properties.space.axes import Axes, all_axes, example, narrow
 from kernelproof.properties.space.profiles import PROFILES
-from kernelproof.properties.space.real_layers.drawing import (
+from kernelproof.properties.space.real_layers import (
     TILES,
     fitting,
     many_values,

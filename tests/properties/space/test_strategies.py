@@ -33,8 +33,7 @@ from kernelproof.properties.space.axes import FREE, Axes, all_axes, example, nar
 from kernelproof.properties.space.axis_values import NO_FIELDS
 from kernelproof.properties.space.moe_axes import TOGETHER
 from kernelproof.properties.space.profiles import PROFILES, on_device
-from kernelproof.properties.space.rounds import EXAMPLES_A_ROUND
-from kernelproof.properties.space.strategies import problems, variations
+from kernelproof.properties.space.rounds import EXAMPLES_A_ROUND, problems, variations
 from kernelproof.reference import (
     AttentionProblem,
     MergeProblem,

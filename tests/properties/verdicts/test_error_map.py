@@ -6,8 +6,7 @@ import math
 
 import torch
 
-from kernelproof.properties.verdicts.comparison import bitwise, within
-from kernelproof.properties.verdicts.error_map import error_map
+from kernelproof.properties.verdicts.comparison import bitwise, error_map, within
 from kernelproof.properties.verdicts.verdict import Verdict
 
 

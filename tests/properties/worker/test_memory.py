@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernelproof.properties.worker import memory
-from kernelproof.properties.worker.memory import PATTERN, allocated, written
+from kernelproof.properties.worker import recording
+from kernelproof.properties.worker.recording import PATTERN, allocated, written
 
 
 def test_a_tensor_more_is_seen() -> None:
@@ -21,7 +21,7 @@ def test_a_tensor_more_is_seen() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, 1 << 20])
 def test_the_end_of_what_is_written_is_found(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "CHUNK_BYTES", chunk)
+    monkeypatch.setattr(recording, "CHUNK_BYTES", chunk)
     first, second = torch.zeros(100), torch.zeros(2, 30, dtype=torch.float16)
 
     def write(number: int) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernelproof.impl import OPERATIONS
-from kernelproof.properties.space.strategies import problems
+from kernelproof.properties.space.rounds import problems
 from kernelproof.reference import (
     AttentionProblem,
     MergeProblem,

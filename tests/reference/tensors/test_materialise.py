@@ -12,7 +12,7 @@ import torch
 from hypothesis import assume, given, settings
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernelproof.properties.space.strategies import problems
+from kernelproof.properties.space.rounds import problems
 from kernelproof.properties.verdicts.comparison import same_bits
 from kernelproof.reference import (
     AttentionProblem,

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from kernelproof.properties.space.axes import Axes, all_axes
-from kernelproof.properties.space.strategies import problems
+from kernelproof.properties.space.rounds import problems
 from kernelproof.reference import (
     Arithmetic,
     AttentionProblem,

@@ -18,14 +18,14 @@ from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
-from ....reference import MoEProblem, RouteProblem
-from ....reference.moe.activations import ACTIVATIONS
-from ....reference.problems.moe import MULTIPLES, WITHOUT_SHARED, takes
-from ..axis_values import Axes
-from ..floors import MANY_EXPERTS, WEIGHTS
-from ..moe_axes import MOE_AXES, ROUTE_AXES, can_pad, filled
-from ..real_drawing import weighted
-from ..real_values import MANY, Layer, layers_of
+from ...reference import MoEProblem, RouteProblem
+from ...reference.moe.activations import ACTIVATIONS
+from ...reference.problems.moe import MULTIPLES, WITHOUT_SHARED, takes
+from .axis_values import Axes
+from .floors import MANY_EXPERTS, WEIGHTS
+from .moe_axes import MOE_AXES, ROUTE_AXES, can_pad, filled
+from .real_drawing import weighted
+from .real_values import MANY, Layer, layers_of
 
 OTHERS = 3
 """Problems that are drawn without a row of the table for each one with a row."""
