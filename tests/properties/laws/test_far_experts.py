@@ -79,7 +79,7 @@ def test_a_call_that_takes_seconds_whatever_experts_there_are_is_judged() -> Non
 
 def test_a_call_of_full_size_that_would_not_end_in_time_is_not_tried() -> None:
     CALLS.clear()
-    verdict = judged(delayed(40.0))
+    verdict = judged(delayed(16.0))
     assert (verdict.status, verdict.kind) == ("UNSUPPORTED", "time")
     assert "3 experts of 1024 by 512 would take it about" in verdict.message
     assert max(CALLS) <= 512
@@ -97,6 +97,6 @@ def test_the_deadline_is_that_of_calls_larger_than_the_problem() -> None:
 
 def test_what_a_call_waits_for_a_processor_is_not_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "waited", time.perf_counter)  # it waits all the time
-    subject = Subject(delayed(40.0), Target.here("cpu"), Stages())
+    subject = Subject(delayed(16.0), Target.here("cpu"), Stages())
     near = replace(PROBLEM, hidden=1024, inter=512, num_experts=3, top_k=1)
     assert moe_inert._seconds_of_full_size(subject, near) < MOST_SECONDS
