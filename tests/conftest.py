@@ -12,7 +12,7 @@ import sysconfig
 import venv
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import hypothesis
@@ -163,6 +163,23 @@ def copy_repository(repository: Path) -> Callable[[Path], Path]:
 def make_environment() -> Callable[[Path], Environment]:
     """Return `new_environment`: test modules cannot import from a conftest."""
     return new_environment
+
+
+@pytest.fixture(scope="session")
+def installed_declarations(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return what the installed FlashInfer declares, collected once for all processes of xdist."""
+    from kernelproof.ci.releases.sandboxes import installed_folder
+    from kernelproof.impl.flashinfer_declarations import declarations
+    from kernelproof.impl.targets.optional import missing
+    from kernelproof.properties.collection.xdist_lock import shared
+
+    absent = missing("flashinfer", "flashinfer")
+    if absent is not None:
+        pytest.skip(absent)
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "declarations"
+    folder.mkdir(exist_ok=True)
+    return shared(folder, lambda: declarations(installed_folder()))
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kernelproof.ci.console.outputs import Outputs
-from kernelproof.ci.releases.sandboxes import SandboxError, installed_folder
+from kernelproof.ci.releases.sandboxes import SandboxError
 from kernelproof.ci.support import declared as declared_module
 from kernelproof.ci.support.claims import claims
 from kernelproof.ci.support.declared import (
@@ -21,11 +21,8 @@ from kernelproof.ci.support.declared import (
     compare_releases,
     disagreements,
 )
-from kernelproof.impl.flashinfer_declarations import declarations
 from kernelproof.impl.gating import Rule, RuleBook, load_rules
-from kernelproof.impl.targets.optional import missing
 
-ABSENT = missing("flashinfer", "flashinfer")
 CHIPS = [90, 100, 103, 107, 120]
 
 
@@ -216,10 +213,8 @@ def test_a_release_that_does_not_import_is_told(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def installed() -> dict[str, Any]:
-    if ABSENT is not None:
-        pytest.skip(ABSENT)
-    return declarations(installed_folder())
+def installed(installed_declarations: dict[str, Any]) -> dict[str, Any]:
+    return installed_declarations
 
 
 def test_the_shipped_rules_allow_nothing_that_the_installed_release_refuses(
