@@ -12,7 +12,6 @@ import pytest
 from kernelproof.impl.flashinfer_declarations import DeclarationsError, declarations
 from kernelproof.impl.targets.target import installed_version
 
-
 FILES = {
     "__init__.py": "__version__ = '9.9.1'\n",
     "utils.py": """
