@@ -23,7 +23,7 @@ from typing import IO, Any
 import pytest
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-PARTS, ROUNDS = 5, 4
+PARTS, ROUNDS = 3, 4
 IN_A_ROW = 4
 """Kills, each of a run that goes on from the one before, until one is let go on to its end."""
 SEED = "KERNELPROOF_KILL_SEED"
