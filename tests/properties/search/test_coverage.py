@@ -203,3 +203,23 @@ def test_values_of_routers_and_experts_are_counted_too() -> None:
     told = covered(experts, LAWS[:1], [judged(qwen)], {})
     assert told.real["num_experts"] == ("128",)
     assert "hidden" not in told.real_unseen  # too dear on a CPU
+
+
+def test_a_declared_feature_that_no_problem_took_is_a_gap_where_a_run_is_thorough() -> None:
+    every = all_axes("paged_attention")
+    simplest = {name: values[0] for name, values in every.items()}
+    claimed = replace(axes(alibi=(False, True), causal=(True,)), simplest=simplest)
+    plain = [attention(length) for length in range(1, 70)]
+
+    def missing(*problems: Problem, thorough: bool, status: str = "PASS") -> list[str]:
+        reached = Reached(claimed, {"features": ["alibi", "tree", "batch_invariant"]})
+        reached.include(judged(*plain))
+        reached.include(judged(*problems, status=status))
+        gaps = reached.coverage(LAWS[:1], [judged(*plain)], thorough=thorough).gaps
+        return [gap.text for gap in gaps if gap.code == "feature"]
+
+    said = ["0 of 1 problem with the feature alibi, which is declared"]  # trees are not drawn
+    assert missing(thorough=True) == said
+    assert not missing(thorough=False)
+    assert not missing(attention(3, alibi=True), thorough=True)
+    assert not missing(attention(3, alibi=True), thorough=True, status="UNSUPPORTED")
