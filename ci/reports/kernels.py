@@ -63,8 +63,11 @@ def _source(kernel: Kernel) -> Source:
     ]
     if kernel.specialisations is not None:
         ran = count_of(kernel.specialisations, "specialisation")
-    title = f"{kernel.function}: {ran}" + (", never called" if not kernel.run else "")
-    return Source(title, facts, list(_lines(kernel)) if kernel.interpreted else [])
+    elif not kernel.run:
+        ran += ", never called"
+    return Source(
+        f"{kernel.function}: {ran}", facts, list(_lines(kernel)) if kernel.interpreted else []
+    )
 
 
 def _lines(kernel: Kernel) -> Iterator[tuple[int, str, str, str]]:

@@ -116,7 +116,8 @@ class Kernel:
         never_run: the lines that did not run.
         branches, taken: outcomes of its ``if`` statements, two each, and those that were seen.
         constexprs: values that its constexprs took, where it was launched.
-        specialisations: number of those compiled on a GPU; None in the interpreter.
+        specialisations: number of those compiled on a GPU, of a called function none; None in the
+            interpreter.
     """
 
     file: str
@@ -181,7 +182,7 @@ def kernels_text(functions: Sequence[Kernel], unset: Mapping[str, str] | None = 
         unset: constexprs that no caller sets, with the engine's line that shows it.
     """
     unset = unset or {}
-    if compiled := [each for each in functions if each.specialisations is not None]:
+    if compiled := [each for each in functions if each.specialisations]:
         named = ", ".join(f"{each.function} {each.specialisations}" for each in compiled)
         return f"specialisations compiled: {named}; which lines ran is not recorded on a GPU"
     share = share_of(functions)
@@ -224,7 +225,7 @@ def kernel_gaps(runs: Iterable[KernelRuns]) -> list[Gap]:
 
 def kernels_of(file: str, run: FileRun) -> list[Kernel]:
     """Return the ``@triton.jit`` functions of a file; none where it cannot be read."""
-    tree = _tree(file)
+    tree = _tree(source_of(file))
     if tree is None:
         return []
     ran = frozenset(lines_of(run.ran))
@@ -251,8 +252,7 @@ def kernels_of(file: str, run: FileRun) -> list[Kernel]:
 
 
 @functools.lru_cache(maxsize=64)
-def _tree(file: str) -> ast.Module | None:
-    source = source_of(file)
+def _tree(source: str) -> ast.Module | None:
     try:
         return ast.parse(source) if source else None
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # of code under test
@@ -297,7 +297,7 @@ def _kernel(
         2 * len(conditions),
         taken,
         run.launched.get(function.lineno, {}),
-        run.compiled.get(function.lineno),
+        run.compiled.get(function.lineno, 0 if run.compiled else None),
     )
 
 

@@ -1,0 +1,134 @@
+"""Lines of kernels beside their source: what never ran, under which condition, in which share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from kernelproof.properties.findings.kernels import (
+    KernelRuns,
+    Share,
+    kernel_gaps,
+    kernels_text,
+    share_of,
+)
+
+SOURCE = '''\
+import triton
+
+
+@triton.jit
+def kernel(out, A, B):
+    """Write."""
+    x = 1
+    if A:
+        x = 2
+        if B:
+            x = (
+                3
+            )
+    elif not B:
+        x = helper(4)
+    else:
+        x = 5
+        x = 6
+    for i in range(x):
+        x = 7
+    while x:
+        if not A:
+            x = 8
+    try:
+        x = 9
+    finally:
+        x = 10
+    return x
+
+
+@triton.jit
+def helper(x):
+    return x
+
+
+@triton.jit
+def other(x):
+    return x
+
+
+def host(x):
+    return x
+'''
+EVERY = (7, 8, 9, 10, 11, 14, 15, 17, 18, 19, 20, 21, 22, 23, 24, 25, 27, 28, 33)
+
+
+def runs_of(file: Path, lines: Sequence[int], false: Sequence[int] = ()) -> KernelRuns:
+    bits = sum(1 << 2 * line for line in lines) + sum(1 << 2 * line + 1 for line in false)
+    runs = KernelRuns()
+    launched = {"5": {"A": ["False"]}}
+    runs.add({str(file): {"ran": f"{bits:x}", "launched": launched, "compiled": {}}})
+    return runs
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    made = tmp_path / "kernels.py"
+    made.write_text(SOURCE)
+    return made
+
+
+def test_blocks_that_did_not_run_have_the_condition_above_them(file: Path) -> None:
+    lines = sorted({*EVERY} - {9, 10, 11, 15, 33, 18, 17, 23})
+    kernel, helper, other = runs_of(file, lines).functions()
+    assert [(each.text, each.statements) for each in kernel.never_run] == [
+        ("9-13 under A", 3),
+        ("15 under not B", 1),
+        ("17-18 under B", 2),
+        ("23 under not A", 1),
+    ]
+    assert (kernel.run, kernel.lines, kernel.role) == (11, 18, "launched")
+    assert (helper.run, helper.lines, helper.role) == (0, 1, "called")
+    assert (other.role, other.never_run) == ("not launched", ())
+
+
+def test_what_ran_wholly_says_so(file: Path) -> None:
+    functions = runs_of(file, EVERY, false=[10, 22]).functions()
+    assert kernels_text(functions) == "kernel lines 100 %"
+    assert (functions[0].branches, functions[0].taken) == (8, 8)
+    assert not kernel_gaps([runs_of(file, EVERY)])
+
+
+def test_several_problems_run_more_together(file: Path) -> None:
+    first, second = runs_of(file, EVERY[:8]), runs_of(file, EVERY[8:], false=[10])
+    assert [gap.judged for gap in kernel_gaps([first])] == [8]
+    first.include(second)
+    assert share_of(first.functions()) == Share(19, 19)
+    assert not kernel_gaps([first, second])
+
+
+def test_flags_that_no_caller_sets_leave_out_what_only_they_reach(file: Path) -> None:
+    functions = runs_of(file, sorted({*EVERY} - {15, 33, 23})).functions()
+    assert share_of(functions) == Share(16, 19)
+    assert share_of(functions, ["B"]) == Share(16, 17)  # nor the helper
+    assert kernels_text(functions, {"B": "engine.py:3"}).startswith(
+        "kernel lines 84 % (94 % without B); never run: kernel 15 under not B, kernel 23 under "
+    )
+
+
+@pytest.mark.parametrize("source", ["def kernel(:", "\x00", ""])
+def test_a_file_that_cannot_be_read_has_no_functions(tmp_path: Path, source: str) -> None:
+    file = tmp_path / "kernels.py"
+    file.write_text(source)
+    assert not runs_of(file, [1]).functions()
+    assert not runs_of(tmp_path / "none.py", [1]).functions()
+    assert not kernels_text([])
+
+
+def test_specialisations_stand_for_lines_on_a_gpu(file: Path) -> None:
+    runs = KernelRuns()
+    of_kernel = {"ran": "", "launched": {"5": {"A": ["True"]}}, "compiled": {"5": 3}}
+    runs.add({str(file): of_kernel})  # type: ignore[dict-item]  # TypedDict
+    functions = runs.functions()
+    assert "specialisations compiled: kernel 3; " in kernels_text(functions)
+    assert share_of(functions) == Share(0, 0)
+    assert not kernel_gaps([runs])
