@@ -72,7 +72,8 @@ class Stage:
 def stages(names: Sequence[str] = ()) -> list[Stage]:
     """Return the runs of a score, over the whole catalogue or over these names.
 
-    Faults of Triton kernels are run where triton is, interpreted: under one law, not made smaller.
+    Faults of Triton kernels are run where triton is, interpreted: under the laws that they
+    were written for, and not made smaller.
     """
     of_triton = () if missing("triton", "triton") else tuple(triton_bugs.BUGS)
     at_once = tuple(bug for bug in PROCESS_CONTROLS if bug.law != "soak")
@@ -81,7 +82,7 @@ def stages(names: Sequence[str] = ()) -> list[Stage]:
         Stage("seeded bugs", BUGS),
         Stage("hangs and crashes", at_once, FIRST_LAWS, SHRINK_SHARE, PROBLEMS_UNDER_ONE_LAW),
         Stage("hangs of long runs", at_length, ("soak",), SHRINK_SHARE, PROBLEMS_UNDER_ONE_LAW),
-        Stage("faults of Triton kernels", of_triton, (triton_bugs.LAW,), 0.0, first_only=True),
+        Stage("faults of Triton kernels", of_triton, triton_bugs.LAWS, 0.0, first_only=True),
         Stage("honest controls", HONEST, problem_share=PROBLEMS_OF_HONEST),
     )
     chosen = [

@@ -5,11 +5,17 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import inspect
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+from ..targets.backends import TRITON
+from ..targets.optional import missing
+from ..targets.target import Target
 
 INTERPRETER = "triton.runtime.interpreter"
 """Name of the interpreter's module."""
@@ -38,6 +44,24 @@ class _Launches:
 def launches() -> int:
     """Return how many kernels were launched in the interpreter, in this process so far."""
     return _Launches.count
+
+
+def interprets(function: Callable[..., Any], compiler: str, target: Target) -> bool:
+    """Whether Triton's interpreter runs the kernels that a function launches on a machine.
+
+    Args:
+        function: what launches them; it counts as Triton's if its module holds anything of Triton.
+        compiler: the distribution that is known to compile its kernels; "" if none is.
+        target: the machine.
+    """
+    if target.device != "cpu" or os.environ.get("TRITON_INTERPRET") != "1":
+        return False
+    names = getattr(inspect.unwrap(function), "__globals__", {}).values()
+    modules = (
+        each.__name__ if isinstance(each, ModuleType) else type(each).__module__ for each in names
+    )
+    uses = compiler == TRITON or any(each.partition(".")[0] == TRITON for each in modules)
+    return uses and missing(TRITON, TRITON) is None
 
 
 def at_each_program(began: Callable[[], None] | None) -> None:

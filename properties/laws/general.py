@@ -19,6 +19,7 @@ from ...reference.attention.bounds import Bounded
 from ...reference.operations import bounded_answer
 from ...reference.problems import LSE_LAYOUTS
 from ...reference.tensors.values import choose
+from ..verdicts.algebra import algebra
 from ..verdicts.comparison import (
     Result,
     against_oracle,
@@ -252,6 +253,15 @@ LAWS = (
         "oracle's, bitwise on the exact grid",
         weight=3.0,
         overlap="soak compares its first launch with the oracle too, on few of the problems",
+    ),
+    Law(
+        "algebra",
+        ATTENTION + MERGE + MOE + BATCHED + ROUTE,
+        algebra,
+        "a Triton kernel that the interpreter computes in float64 gives the oracle's answer to "
+        "1.5e-11 of its natural scale",
+        weight=0.25,
+        needs=("interpreted",),
     ),
     Law(
         "well_formed",

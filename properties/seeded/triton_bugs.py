@@ -1,7 +1,8 @@
-"""Faults in the split, reduce and tile-edge logic of Kernelproof's own Triton kernels.
+"""Faults of Kernelproof's own Triton kernels: split, reduce, tile-edge logic, what roundings hide.
 
 Each is one substitution in a kernel's source. They stand beside the catalogue: they need triton,
-and on a CPU its interpreter. ``kernelproof score`` has them as a group of their own, under one law.
+and on a CPU its interpreter. ``kernelproof score`` has them as a group of their own, under the laws
+that they were written for.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from ...impl.triton import attention, attention_call, merge
 from .catalogue import SeededBug
 
 BUGS: list[SeededBug] = []
-LAW = "parity"
+LAWS = ("parity", "algebra")
+"""Laws that they were written for."""
 
 
 def _bug(
@@ -31,6 +33,7 @@ def _bug(
     before: str,
     after: str,
     description: str,
+    law: str = "parity",
 ) -> Implementation:
     """Enter a bug into the list.
 
@@ -41,6 +44,7 @@ def _bug(
         before: text that occurs once in the kernel's source.
         after: what stands there instead.
         description: what it does wrong, in one sentence.
+        law: the law that it was written for.
     """
     source, faulty = launcher.KERNEL, f"{launcher.KERNEL}__{name.replace('-', '_')}"
 
@@ -50,7 +54,7 @@ def _bug(
             return honest.function(inputs)
 
     reference = f"{__name__}:{name.replace('-', '_')}"
-    BUGS.append(SeededBug(name, reference, honest.operation, description, LAW, control="tile"))
+    BUGS.append(SeededBug(name, reference, honest.operation, description, law, control="tile"))
     # A session would launch the honest kernel.
     return replace(honest, name=name, function=run, session=None)
 
@@ -154,4 +158,32 @@ lse_of_largest_split = _bug(
     "largest * out_factor + tl.log2(divisor) * 0.6931471805599453",
     "largest * out_factor",
     "Give the largest log-sum-exp of the splits for that of all.",
+)
+eps_in_the_denominator = _bug(
+    "eps-in-the-denominator",
+    attention_call,
+    attention.paged,
+    "divisor = tl.where(total == 0.0, 1.0, total)",
+    "divisor = tl.where(total == 0.0, 1.0, total + 1e-9)",
+    "Add 1e-9 to the sum that the output is divided by.",
+    "algebra",
+)
+faint_keys_left_out = _bug(
+    "faint-keys-left-out",
+    attention_call,
+    attention.ragged,
+    "weights = tl.exp2(logits - base[:, None])",
+    "weights = tl.exp2(logits - base[:, None])\n"
+    "            weights = tl.where(weights < 2e-9, 0.0, weights)",
+    "Cut exponents off at -20: keys of a smaller weight are left out.",
+    "algebra",
+)
+eps_in_the_merge = _bug(
+    "eps-in-the-merge",
+    merge,
+    merge.merge_state,
+    "(merged / divisor[:, None])",
+    "(merged / (divisor[:, None] + 1e-8))",
+    "Add 1e-8 to the sum of weights that a merged output is divided by.",
+    "algebra",
 )

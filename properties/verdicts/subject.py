@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from ...impl import Implementation, Target, UnsupportedError
+from ...impl.gpu.interpreted import interprets
 from ...impl.gpu.interpreted import launches as interpreted_launches
 from ...impl.gpu.triton_interpreter import hasten
 from ...impl.protocol import Session
@@ -108,6 +109,14 @@ class Subject:
         """
         refusal = self.refusal(problem)
         return refusal is None or refusal.code == "module"
+
+    @property
+    def declares(self) -> frozenset[str]:
+        """What the implementation declares, and ``"interpreted"`` where Triton interprets it."""
+        declared = self.implementation.declares
+        if interprets(self.implementation.function, self.implementation.compiler, self.target):
+            return declared | {"interpreted"}
+        return declared
 
     def supports(self, problem: Problem) -> bool:
         """Whether the implementation claims this problem."""

@@ -179,7 +179,7 @@ def describe(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
         "name": implementation.name.encode(errors="backslashreplace").decode(),
         "operation": implementation.operation,
         "features": sorted(implementation.features),
-        "declares": sorted(implementation.declares),
+        "declares": sorted(subject.declares),
         "claims": list(implementation.claims),
         "arithmetic": asdict(implementation.arithmetic),
         "backend": implementation.backend_on(subject.target),

@@ -22,7 +22,8 @@ def _softplus(x: tl.tensor) -> tl.tensor:
     e = tl.exp(-tl.abs(x))
     z = e / (2.0 + e)
     s = z * z
-    series = 1.0 / 9.0 + s * (1.0 / 11.0 + s * (1.0 / 13.0))
+    series = 1.0 / 17.0 + s * (1.0 / 19.0 + s * (1.0 / 21.0 + s * (1.0 / 23.0)))
+    series = 1.0 / 9.0 + s * (1.0 / 11.0 + s * (1.0 / 13.0 + s * (1.0 / 15.0 + s * series)))
     series = 1.0 + s * (1.0 / 3.0 + s * (1.0 / 5.0 + s * (1.0 / 7.0 + s * series)))
     return tl.maximum(x, 0.0) + 2.0 * z * series
 

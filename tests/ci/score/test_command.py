@@ -122,7 +122,7 @@ def test_stages_hold_the_whole_catalogue_or_what_was_asked_for() -> None:
     *rest, honest = stages()
     (tiles,) = (stage for stage in rest if stage.bugs[0].control == "tile")
     assert tiles.bugs == tuple(triton_bugs.BUGS)
-    assert (tiles.laws, tiles.first_only) == (("parity",), True)
+    assert (tiles.laws, tiles.first_only) == (triton_bugs.LAWS, True)
     assert sum(len(each.bugs) for each in (*rest, honest)) == len(CATALOGUE) + len(tiles.bugs)
     assert [[bug.name for bug in stage.bugs] for stage in stages(["merge"])] == [["merge"]]
 

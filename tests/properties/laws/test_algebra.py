@@ -1,0 +1,136 @@
+"""Triton kernels whose algebra is the oracle's pass in float64; what roundings hide is found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelproof.impl.targets.optional import missing
+from kernelproof.properties.isolation.workers import Deadlines, Worker, WorkerPool
+from kernelproof.properties.verdicts.verdict import Verdict
+from kernelproof.properties.worker.requests import verdict_of
+from kernelproof.properties.worker.tasks import HANDLER
+from kernelproof.reference import (
+    AttentionProblem,
+    MergeProblem,
+    MoEProblem,
+    Problem,
+    RouteProblem,
+)
+
+RAGGED = "ragged_attention"
+OURS: dict[str, Problem] = {
+    "triton-attention": AttentionProblem(
+        query_lens=(3, 1), seq_lens=(20, 70), dtype="bfloat16", causal=True, sinks=True
+    ),
+    "triton-attention-split-kv": AttentionProblem(seq_lens=(300,), dtype="bfloat16"),
+    "triton-ragged-attention": AttentionProblem(
+        RAGGED, seq_lens=(70,), dtype="float16", logits_soft_cap=10.0
+    ),
+    "triton-merge-state": MergeProblem(num_states=3, dtype="bfloat16"),
+    "triton-moe": MoEProblem(num_tokens=5, dtype="bfloat16"),
+    "triton-route": RouteProblem(num_tokens=5, num_experts=8, method="deepseek_v4"),
+}
+KERNEL_FILE = """
+import torch, triton, triton.language as tl
+from kernelproof.impl import implementation
+
+@triton.jit
+def merge(outs, lses, out, rows, DIM: tl.constexpr, EPS: tl.constexpr):
+    row, at = tl.program_id(0), tl.arange(0, DIM)
+    first, second = tl.load(lses + row), tl.load(lses + rows + row)
+    base = tl.maximum(tl.maximum(first, second), -1e30)
+    a, b = tl.exp(first - base), tl.exp(second - base)
+    x = tl.load(outs + row * DIM + at).to(tl.float32)
+    y = tl.load(outs + (rows + row) * DIM + at).to(tl.float32)
+    x, y = tl.where(a > 0, x, 0.0), tl.where(b > 0, y, 0.0)
+    total = tl.where(a + b == 0, 1.0, a + b)
+    tl.store(out + row * DIM + at, (x * a + y * b) / (total + EPS))
+
+def launch(inputs, eps):
+    outs, lses = inputs.outs.contiguous(), inputs.lses.contiguous()
+    out = torch.empty_like(outs[0], dtype=inputs.out_dtype)
+    merge[(lses[0].numel(),)](outs, lses, out, lses[0].numel(), outs.shape[-1], eps)
+    return out, None
+
+def supports(problem, target):
+    return problem.num_states == 2
+
+@implementation("merge_state", name="right", supports=supports)
+def right(inputs):
+    return launch(inputs, 0.0)
+
+@implementation("merge_state", name="with-eps", supports=supports)
+def with_eps(inputs):
+    return launch(inputs, 1e-6)
+"""
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    if (reason := missing("triton", "triton")) is not None:
+        pytest.skip(reason)
+    preload, interpret = ("torch", "kernelproof.properties.worker.tasks"), {"TRITON_INTERPRET": "1"}
+    with (
+        WorkerPool(HANDLER, preload=preload, environment=interpret, standby=False) as pool,
+        pool.lease() as lent,
+    ):
+        yield lent
+
+
+def ask(worker: Worker, implementation: str, problem: Problem, law: str = "algebra") -> Verdict:
+    payload = {
+        "task": "judge", "law": law, "implementation": implementation,
+        "problem": problem.to_json(), "device": "cpu",
+    }  # fmt: skip
+    return verdict_of(worker.run(payload, Deadlines(run=60.0)))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_kernels_compute_what_the_oracle_does(name: str, worker: Worker) -> None:
+    found = ask(worker, name, OURS[name])
+    assert (found.status, found.vacuous) == ("PASS", False)
+    assert found.ratio is not None
+    assert found.ratio < 0.01, "float64 takes next to nothing of what is allowed"
+
+
+def test_a_fault_that_16_bits_hide_is_found(worker: Worker, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(KERNEL_FILE)
+    problem = MergeProblem(num_states=2, num_tokens=4, dtype="bfloat16", head_dim=16)
+    right, wrong = (f"{tmp_path / 'own.py'}:{name}" for name in ("right", "with_eps"))
+    assert ask(worker, wrong, problem, "parity").status == "PASS"
+    found = ask(worker, wrong, problem)
+    assert found.status == "FAIL"
+    assert found.message.startswith("with every float of the kernel in float64, out[")
+    found = ask(worker, right, problem)
+    assert (found.status, found.vacuous) == ("PASS", False)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("torch-sdpa-math", AttentionProblem(RAGGED)),
+        ("torch-moe", MoEProblem(num_tokens=3)),
+        ("triton-attention", AttentionProblem(output_scale=0.5)),
+    ],
+)
+def test_it_says_nothing_of_what_is_no_kernel_or_makes_codes(
+    name: str, problem: Problem, worker: Worker
+) -> None:
+    found = ask(worker, name, problem)
+    assert found.vacuous or found.status == "UNSUPPORTED"
+
+
+def test_only_what_triton_interprets_declares_it(worker: Worker, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(KERNEL_FILE)
+
+    def declares(implementation: str) -> bool:
+        payload = {"task": "describe", "implementation": implementation, "device": "cpu"}
+        told: Any = worker.run(payload, Deadlines(run=60.0)).result
+        return "interpreted" in told["declares"]
+
+    names = ("triton-route", f"{tmp_path / 'own.py'}:right", "torch-sdpa-math")
+    assert [declares(each) for each in names] == [True, True, False]
