@@ -26,9 +26,8 @@ from kernelproof.properties.findings.report import (
     RunReport,
 )
 from kernelproof.properties.laws import find_law
-from kernelproof.properties.verdicts.comparison import within
+from kernelproof.properties.verdicts.comparison import error_map, within
 from kernelproof.properties.verdicts.elements import with_places
-from kernelproof.properties.verdicts.error_map import error_map
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.reference import MergeProblem
 
