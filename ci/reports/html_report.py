@@ -14,7 +14,7 @@ from .kernels import kernel_sources
 from .outline import filled
 from .pictures import LEVEL_WORDS, meter
 from .run_outline import outline_of
-from .summary import WORDS, Summary, in_order
+from .summary import WORDS, Summary, in_order, not_run
 
 ENDED = {
     "": "",
@@ -42,7 +42,8 @@ def to_html(summary: Summary) -> str:
         ("device", " ".join(str(report.target.get(n) or "") for n in ("device", "device_name"))),
         *((name, value) for name, value in versions(report.target).items() if value),
     ]
-    run = [each for each in in_order(report.implementations) if each.laws and each.judged]
+    idle = [each for each, _ in not_run(summary)]
+    run = [each for each in in_order(report.implementations) if each not in idle]
     return render(
         "check.html.jinja",
         verdict=WORDS[summary.verdict],
@@ -56,9 +57,9 @@ def to_html(summary: Summary) -> str:
         levels=LEVEL_WORDS,
         heats=list(heat(run)),
         names=list(dict.fromkeys(law.law for each in run for law in each.laws)),
-        laws=[(each.name, [_law(law) for law in each.laws]) for each in run],
+        laws=[(each.name, [_law(law) for law in each.laws]) for each in run if each.laws],
         spreads=spreads(run),
-        coverage=[_coverage(each.name, each.coverage) for each in run],
+        coverage=[_coverage(each.name, each.coverage) for each in run if each.laws],
         kernels=kernel_sources(run),
         claims=[(each.name, claims_rows(each)) for each in run if each.claimed_space],
         facts=facts,
