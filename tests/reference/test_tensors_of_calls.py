@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -142,10 +143,17 @@ OTHERS = {
     "swizzle_scales_128x4",
     "unswizzle_scales_128x4",
 }
-MODE = FakeTensorMode()
+
+
+@functools.cache
+def mode() -> FakeTensorMode:
+    """Make it for a test only: it imports torch's compiler, which takes 1.7 s."""
+    return FakeTensorMode()
+
+
 WITHOUT_VALUES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "on the device 'meta'": lambda tensor: tensor.to("meta"),
-    "a FakeTensor": MODE.from_tensor,
+    "a FakeTensor": lambda tensor: mode().from_tensor(tensor),
 }
 TENSORS = [
     pytest.param(name, argument, id=f"{name}-{argument}")
