@@ -441,9 +441,10 @@ def implementation(
         ruled_as: fields of a problem of which the support rules are asked another value: the one
             that the library is called with, such as ``{"q_dtype": ""}`` where queries in FP8 are
             handed over in 16 bits.
-        unset_flags: constexprs of a Triton kernel that no caller sets, each with the engine's line
-            that shows it: ``{"USE_TD": "vllm/v1/attention/backends/triton_attn.py:123"}``. A second
-            share of the kernel's lines leaves out what they guard; the first one counts all.
+        unset_flags: constexprs of a Triton kernel that no caller sets in such calls, each with the
+            engine's line that shows it: ``{"USE_TD": "vllm/v1/attention/triton_attn.py:123"}``. A
+            second share of the kernel's lines leaves out what needs them, and so does the floor;
+            the first share counts all.
 
     Raises:
         TypeError: an option of another type.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -156,7 +156,7 @@ class Share:
         return f"{100 * self.run // self.lines} %" if self.lines else ""
 
 
-def share_of(functions: Sequence[Kernel], unset: Sequence[str] = ()) -> Share:
+def share_of(functions: Sequence[Kernel], unset: Collection[str] = ()) -> Share:
     """Return which share of the lines of kernels ran, on an interpreter.
 
     Args:
@@ -166,7 +166,7 @@ def share_of(functions: Sequence[Kernel], unset: Sequence[str] = ()) -> Share:
     """
     seen = [each for each in functions if each.interpreted]
     blocks = [block for each in seen if each.run for block in each.never_run]
-    left_out = [each for each in blocks if _names(each.under) & set(unset)]
+    left_out = [each for each in blocks if _is_false(each.under, unset)]
     others = {name for each in blocks if each not in left_out for name in each.calls}
     unused = {name for each in left_out for name in each.calls} - others
     counted = [each for each in seen if each.run or each.function not in unused]
@@ -210,8 +210,13 @@ def never_run_text(functions: Sequence[Kernel]) -> str:
     return ", ".join([*named, *more])
 
 
-def kernel_gaps(runs: Iterable[KernelRuns]) -> list[Gap]:
-    """Return the launched kernels of which less than ``LEAST_SHARE`` of the lines ran."""
+def kernel_gaps(runs: Iterable[KernelRuns], unset: Collection[str] = ()) -> list[Gap]:
+    """Return the launched kernels of which less than ``LEAST_SHARE`` of the lines ran.
+
+    Args:
+        runs: what ran, of each law.
+        unset: names of constexprs that no caller sets: lines that need them are not asked for.
+    """
     together = KernelRuns()
     for each in runs:
         together.include(each)
@@ -219,7 +224,7 @@ def kernel_gaps(runs: Iterable[KernelRuns]) -> list[Gap]:
         Gap("kernel", each.function, never_run_text([each]), each.run, floor)
         for each in together.functions()
         if each.role == "launched" and each.interpreted
-        if each.run < (floor := math.ceil(LEAST_SHARE * each.lines))
+        if each.run < (floor := math.ceil(LEAST_SHARE * share_of([each], unset).lines))
     ]
 
 
@@ -373,10 +378,22 @@ def _named_in(function: ast.stmt) -> set[str]:
     return {each.id for each in calls if isinstance(each, ast.Name)}
 
 
-@functools.lru_cache(maxsize=1024)
-def _names(condition: str) -> frozenset[str]:
+def _is_false(condition: str, unset: Collection[str]) -> bool:
+    """Whether a condition is false wherever these flags are; what it does not say is not."""
     try:
-        tree = ast.parse(condition, mode="eval")
-    except SyntaxError:
-        return frozenset()
-    return frozenset(each.id for each in ast.walk(tree) if isinstance(each, ast.Name))
+        return _value(ast.parse(condition, mode="eval").body, unset) is False
+    except SyntaxError:  # there is none
+        return False
+
+
+def _value(node: ast.expr, unset: Collection[str]) -> bool | None:
+    if isinstance(node, ast.Name) and node.id in unset:
+        return False
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        inner = _value(node.operand, unset)
+        return None if inner is None else not inner
+    if isinstance(node, ast.BoolOp):
+        ends = isinstance(node.op, ast.Or)  # the value of one operand that decides
+        values = {_value(each, unset) for each in node.values}
+        return ends if ends in values else None if None in values else not ends
+    return None

@@ -61,6 +61,7 @@ class Reached:
         self._owed = self._space.owed(axes)
         self._real = _Real(axes)
         self._axes, self._declared = axes, frozenset(declared.get("features", ()))
+        self._unset = frozenset(declared.get("unset_flags", ()))
         self._taken: set[str] = set()
         self._seen = _Seen()
         self._refused = _Seen()
@@ -140,7 +141,7 @@ class Reached:
             ),
             *self._real.gaps(len(self._structures)),
             *(self._of_features() if thorough else ()),
-            *(kernel_gaps(each.kernels for each in reports) if thorough else ()),
+            *(kernel_gaps([each.kernels for each in reports], self._unset) if thorough else ()),
         ]
         return Coverage(
             asked=len(laws),

@@ -45,6 +45,12 @@ QUANTISERS = (
 SMALL = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 4}
 """Blocks without a GPU of FP8, of whose default ones one would hold a whole problem."""
 
+NOT_QUANTISED = dict.fromkeys(
+    ("use_fp8_w8a8", "use_int8_w8a8", "use_int8_w8a16"),
+    "sglang/srt/layers/quantization/unquant.py:1333 of sglang 0.5.23",
+)
+"""Flags of quantised weights, which the call with numbers for weights leaves unset there."""
+
 
 def _refusal(problem: MoEProblem, target: Target) -> bool | str:
     return first_reason(
@@ -117,7 +123,13 @@ def _swapped() -> dict[str, Mapping[str, object]]:
     return _stubs(swapped=True)
 
 
-@moe(name="sglang-fused-moe", supports=_refusal, features=FEATURES, arithmetic=ROUNDED)
+@moe(
+    name="sglang-fused-moe",
+    supports=_refusal,
+    features=FEATURES,
+    arithmetic=ROUNDED,
+    unset_flags=NOT_QUANTISED,
+)
 def experts(inputs: MoEInputs) -> torch.Tensor:
     """Multiply numbers, in SGLang's blocks where it was not tuned."""
     tokens, few = inputs.topk_ids.shape[0], codes_of(inputs.w13).shape[0]

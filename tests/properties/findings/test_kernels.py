@@ -10,6 +10,7 @@ import pytest
 from kernelproof.properties.findings.kernels import (
     KernelRuns,
     Share,
+    _is_false,
     kernel_gaps,
     kernels_text,
     share_of,
@@ -107,12 +108,28 @@ def test_several_problems_run_more_together(file: Path) -> None:
 
 
 def test_flags_that_no_caller_sets_leave_out_what_only_they_reach(file: Path) -> None:
-    functions = runs_of(file, sorted({*EVERY} - {15, 33, 23})).functions()
-    assert share_of(functions) == Share(16, 19)
-    assert share_of(functions, ["B"]) == Share(16, 17)  # nor the helper
-    assert kernels_text(functions, {"B": "engine.py:3"}).startswith(
-        "kernel lines 84 % (94 % without B); never run: kernel 15 under not B, kernel 23 under "
+    functions = runs_of(file, sorted({*EVERY} - {9, 10, 11, 15, 33})).functions()
+    assert share_of(functions) == Share(14, 19)
+    assert share_of(functions, ["A"]) == Share(14, 16)
+    assert share_of(functions, ["B"]) == Share(14, 19)  # where it is not set, "not B" holds
+    assert kernels_text(functions, {"A": "engine.py:3"}).startswith(
+        "kernel lines 73 % (87 % without A); never run: kernel 9-13 under A, kernel 15 under not B"
     )
+
+
+@pytest.mark.parametrize(
+    ("condition", "needed"),
+    [("A", True), ("A and x", True), ("x or A", False), ("A or B", True), ("not A", False),
+     ("not (x or not A)", True), ("not x", False), ("A == 2", False), ("", False)],
+)  # fmt: skip
+def test_a_condition_needs_a_flag_where_it_is_false_without(condition: str, needed: bool) -> None:
+    assert _is_false(condition, ["A", "B"]) is needed
+
+
+def test_the_floor_does_not_ask_for_lines_of_unset_flags(file: Path) -> None:
+    few = runs_of(file, [7, 8, 14, 17, 18, 19, 20, 21])
+    assert [(gap.judged, gap.floor) for gap in kernel_gaps([few])] == [(8, 9)]
+    assert not kernel_gaps([few], ["A"])
 
 
 @pytest.mark.parametrize("source", ["def kernel(:", "\x00", ""])

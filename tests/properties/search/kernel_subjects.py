@@ -69,9 +69,15 @@ def _merged(inputs: Any, kernel: Any, **flags: bool) -> tuple[torch.Tensor, torc
 UNSET = {"PACKED": "engine/merging.py:12"}
 
 
-@implementation("merge_state", name="partly", unset_flags=UNSET)
+@implementation("merge_state", name="partly")
 def partly(inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ANN401
     """Merge with a kernel of which most is behind a flag that is never set."""
+    return _merged(inputs, weigh, PACKED=False)
+
+
+@implementation("merge_state", name="declares", unset_flags=UNSET)
+def declares(inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ANN401
+    """Merge with it, and say which line of an engine leaves the flag unset."""
     return _merged(inputs, weigh, PACKED=False)
 
 

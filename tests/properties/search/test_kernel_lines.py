@@ -32,7 +32,9 @@ TINY = Profile("tiny", 6, max_work=2_000, shrink_seconds=5.0, seconds=60.0, thor
 
 @pytest.fixture(scope="module")
 def run() -> RunReport:
-    return Run(Plan([f"{SUBJECTS}:{name}" for name in ("partly", "wholly")], TINY)).execute()
+    return Run(
+        Plan([f"{SUBJECTS}:{name}" for name in ("partly", "wholly", "declares")], TINY)
+    ).execute()
 
 
 def summary_of(run: RunReport, *places: int) -> Summary:
@@ -48,11 +50,19 @@ def test_less_than_half_of_a_kernel_is_incomplete_with_its_lines_named(run: RunR
     assert f"{FIRST}-{LAST} under PACKED" in summary.sentence
     screen = io.StringIO()
     print_summary(Console(file=screen, width=200), summary)
-    share = (
-        f"kernel lines 45 % (100 % without PACKED); never run: weigh {FIRST}-{LAST} under PACKED"
-    )
-    assert share in screen.getvalue()
-    assert f'value="{share}' in to_junit(summary)
+    told = f"kernel lines 45 %; never run: weigh {FIRST}-{LAST} under PACKED"
+    assert told in screen.getvalue()
+    assert f'value="{told}' in to_junit(summary)
+
+
+def test_lines_that_need_an_unset_flag_are_not_asked_for(run: RunReport) -> None:
+    assert not [each for each in run.implementations[2].coverage.gaps if each.code == "kernel"]
+    (of_declares,) = to_json(summary_of(run, 2))["implementations"]
+    assert of_declares["unset_flags"] == {"PACKED": "engine/merging.py:12"}
+    assert of_declares["kernel_lines"]["without_unset"] == {"run": 10, "lines": 10}
+    screen = io.StringIO()
+    print_summary(Console(file=screen, width=200), summary_of(run, 2))
+    assert "kernel lines 45 % (100 % without PACKED); never run: " in screen.getvalue()
 
 
 def test_a_kernel_that_ran_wholly_is_not(run: RunReport) -> None:
@@ -75,7 +85,7 @@ def test_the_json_has_each_function_of_the_file(run: RunReport) -> None:
     assert (weigh["branches"], weigh["taken"]) == (2, 1)
     assert weigh["constexprs"]["PACKED"] == ["False"]
     assert found["unpacked"]["run"] == 0
-    assert of_partly["unset_flags"] == {"PACKED": "engine/merging.py:12"}
+    assert of_partly["kernel_lines"]["all"] == {"run": 10, "lines": 22}
     assert of_wholly["kernel_lines"]["all"] == {"run": 8, "lines": 8}
 
 
