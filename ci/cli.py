@@ -29,6 +29,7 @@ from .console.help import SectionedCommand, SectionedGroup
 from .console.lines import tell
 from .console.outputs import Outputs, output_option, refuse_shared_files
 from .ledger.command import corpus, expectations
+from .mutate.command import mutate
 from .options import (
     COMPARE,
     DEVICES,
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 
 
 COMMANDS = {
-    "Commands": ("check", "gate", "bump", "support", "replay", "new", "list"),
+    "Commands": ("check", "gate", "bump", "support", "replay", "mutate", "new", "list"),
     "Reports and known findings": ("merge", "expectations", "corpus"),
     "For maintainers of Kernelproof": ("score", "bench"),
 }
@@ -379,6 +380,7 @@ def list_command(device: str, outputs: Outputs, *, as_json: bool) -> int:
     return print_list(device, as_json=as_json)
 
 
+cli.add_command(mutate)
 cli.add_command(score)
 cli.add_command(bench)
 cli.add_command(support)

@@ -52,6 +52,14 @@ DISTRUST = law_option(
     help="Judge in another process, which never loads the kernel: one that lies in its own process "
     "is found.",
 )
+LAW = law_option(
+    "--law",
+    "laws",
+    multiple=True,
+    metavar="NAME",
+    help="Run only this law; may be repeated.",
+    shell_complete=law_names,
+)
 JSON = output_option("--json", "Write JSON to this file.")
 JUNIT = output_option("--junit", "Write JUnit XML to this file.", cls=OfLaws)
 HTML = output_option("--html", "Write an HTML page to this file.", cls=OfLaws)
@@ -141,14 +149,7 @@ RUN = (
         help="Continue a run that was killed, and repeat nothing; start afresh where there is "
         "none.",
     ),
-    law_option(
-        "--law",
-        "laws",
-        multiple=True,
-        metavar="NAME",
-        help="Run only this law; may be repeated.",
-        shell_complete=law_names,
-    ),
+    LAW,
     JSON,
     output_option(
         "--evidence",

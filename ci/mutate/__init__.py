@@ -1,0 +1,1 @@
+"""Mutants of Triton kernels, made at run time, and judged by the laws or by tests."""

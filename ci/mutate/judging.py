@@ -1,0 +1,376 @@
+"""Judging mutants: what the kernel as it is does, then each mutant in a process group of its own.
+
+Every mutant is judged at the cheapest profile first; those that survive, at the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from ..console.errors import MachineError, UsageRefusedError
+from .mutants import Mutant, marked
+from .stand_ins import Kernels, StandIn
+
+STAGES = {"quick": ("quick",), "gate": ("quick", "gate")}
+"""The profiles at which mutants are judged, one after another, by the one that was asked for."""
+LEAST_SECONDS, TIMES_CLEAN = 120.0, 5.0
+"""Fewest seconds of one mutant, and its multiple of what the kernel as it is took of one worker."""
+LONGEST_CLEAN = 3600.0
+"""Most seconds of the kernel as it is."""
+GRACE_SECONDS = 60.0
+"""Seconds that a process has beyond those of its run, to start and to end."""
+BROKEN = 'raise ImportError("this file was broken on purpose")\n'
+"""A file that no test can load, by which it shows whether tests load the copy."""
+LINES = 12
+"""Most lines of a command's output that an error shows."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of one mutant at one profile.
+
+    Attributes:
+        id: the mutant's.
+        stage: the profile, or ``tests``.
+        status: ``refused``, ``unreached``, ``killed``, ``survived`` or ``error``.
+        law: the law that killed it.
+        verdict: status and kind of the finding.
+        message: what was wrong.
+        seconds: the seconds that it took.
+    """
+
+    id: str
+    stage: str
+    status: str
+    law: str = ""
+    verdict: str = ""
+    message: str = ""
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        """What became of it, in a line."""
+        law = f" by {self.law}" if self.status == "killed" else ""
+        return f"{self.id} {self.status}{law}" + f" in {self.seconds:.0f} s" * bool(self.seconds)
+
+
+@dataclass
+class Clean:
+    """What the kernel as it is did at one profile.
+
+    Attributes:
+        lines: the lines of each file that ran; None where that is not known.
+        without: laws that accuse it, under which no mutant is judged.
+        costs: cost classes, see ``Plan``.
+        seconds: the seconds that it took.
+    """
+
+    lines: dict[str, list[int]] | None
+    without: list[str] = field(default_factory=list)
+    costs: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def ran(self, mutant: Mutant) -> bool:
+        """Whether the line of a mutant ran, as far as that is known."""
+        return self.lines is None or mutant.line in self.lines.get(mutant.file, ())
+
+
+class Journal:
+    """A file with a line of JSON for each answer, from which a later run goes on."""
+
+    def __init__(self, path: Path, *, resume: bool) -> None:
+        self._path, self._lock = path, threading.Lock()
+        self.kept: list[dict[str, Any]] = []
+        if resume and path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                with suppress(ValueError):  # the last line of a run that was killed
+                    self.kept.append(json.loads(line))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(each) + "\n" for each in self.kept), encoding="utf-8")
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Append a line; called from several threads."""
+        with self._lock, self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+class Judge:
+    """Asks about the mutants of one implementation.
+
+    Args:
+        kernels: its kernels.
+        jobs: processes at a time.
+        seed: the seed of the problems.
+        tests: the command that judges instead of the laws; none if empty.
+        laws: the laws that judge; all if empty.
+        journal: what is kept.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        *,
+        jobs: int,
+        seed: int,
+        tests: str,
+        laws: Sequence[str],
+        journal: Journal,
+    ) -> None:
+        self.kernels, self.ended = kernels, ""
+        self._jobs, self.seed, self.tests, self.laws = jobs, seed, tests, laws
+        self._journal = journal
+        self._running: set[subprocess.Popen[str]] = set()
+
+    def end(self, why: str) -> None:
+        """End what runs, and begin nothing more; may be called by a handler of signals."""
+        self.ended = why
+        for process in list(self._running):
+            _kill(process)
+
+    def clean(self, stage: str) -> Clean:
+        """Return what the kernel as it is does, by an earlier run where that is kept.
+
+        Raises:
+            MachineError: it cannot be judged here.
+            UsageRefusedError: the tests fail, or do not load the copy.
+        """
+        for kept in self._journal.kept:
+            if kept.get("clean") == stage:
+                return Clean(**kept["found"])
+        with self._stand_in() as stand_in:
+            found = self._clean_tests(stand_in) if self.tests else self._clean(stand_in, stage)
+        self._journal.add({"clean": stage, "found": vars(found)})
+        return found
+
+    def _clean(self, stand_in: StandIn, stage: str) -> Clean:
+        ran = stand_in.place / "ran"
+        stand_in.put(self._marked(ran))
+        answer = self._ask(stand_in, stage, Clean({}), first_only=False, jobs=self._jobs)
+        if answer.get("error") or not answer.get("judged"):
+            message = f"{self.kernels.reference} cannot be judged: {answer.get('error') or answer}"
+            raise MachineError(message)
+        without = sorted({each["law"] for each in answer["findings"]})
+        return Clean(_lines(ran), without, answer["costs"], self._jobs * answer["seconds"])
+
+    def _clean_tests(self, stand_in: StandIn) -> Clean:
+        began = time.monotonic()
+        stand_in.put({})
+        code, output = self._run(stand_in, None)
+        seconds = time.monotonic() - began
+        if code != 0:
+            message = f"--tests: exits with {code} though nothing is changed:\n{output}"
+            raise UsageRefusedError(message)
+        stand_in.put(dict.fromkeys(self.kernels.files, BROKEN))
+        if self._run(stand_in, None)[0] == 0:
+            message = (
+                f"--tests: exits with 0 though {', '.join(self.kernels.files)} cannot be loaded: "
+                f"it must import the copy, which PYTHONPATH and the current folder have"
+            )
+            raise UsageRefusedError(message)
+        ran = stand_in.place / "ran"
+        stand_in.put(self._marked(ran))
+        # Compiled kernels cannot write lines: then all of them count as reached.
+        lines = _lines(ran) if self._run(stand_in, None)[0] == 0 else None
+        return Clean(lines or None, seconds=seconds)
+
+    def _marked(self, ran: Path) -> dict[str, str]:
+        ran.write_text("", encoding="utf-8")
+        return {each: marked(each, self.kernels.text(each), ran) for each in self.kernels.files}
+
+    def judge(
+        self, mutants: Sequence[Mutant], stage: str, clean: Clean, tell: Callable[[str], None]
+    ) -> dict[str, Answer]:
+        """Judge mutants at one profile; those of an earlier run are not judged again.
+
+        Args:
+            mutants: the mutants.
+            stage: the profile, or ``tests``.
+            clean: what the kernel as it is did.
+            tell: receives a line for each answer, in this thread.
+        """
+        kept = [Answer(**each["answer"]) for each in self._journal.kept if "answer" in each]
+        known = {each.id: each for each in kept if each.stage == stage and each.status != "error"}
+        answers = {each.id: known[each.id] for each in mutants if each.id in known}
+        waiting = [each for each in mutants if each.id not in answers]
+        with ExitStack() as opened:
+            free: SimpleQueue[StandIn] = SimpleQueue()
+            for _ in range(min(self._jobs, len(waiting))):
+                free.put(opened.enter_context(self._stand_in()))
+
+            def ask(mutant: Mutant) -> Answer:
+                stand_in = free.get()
+                try:
+                    return self._answer(mutant, stage, clean, stand_in)
+                finally:
+                    free.put(stand_in)
+
+            pool = opened.enter_context(ThreadPoolExecutor(self._jobs))
+            asked = [pool.submit(ask, each) for each in waiting]
+            for number, done in enumerate(as_completed(asked), 1):
+                answer = done.result()
+                if not self.ended:
+                    self._journal.add({"answer": vars(answer)})
+                    answers[answer.id] = answer
+                    tell(f"{stage}: {number} of {len(waiting)}: {answer}")
+        return answers
+
+    def _answer(self, mutant: Mutant, stage: str, clean: Clean, stand_in: StandIn) -> Answer:
+        if self.ended:
+            return Answer(mutant.id, stage, "error")
+        if not clean.ran(mutant):
+            return Answer(mutant.id, stage, "unreached")
+        try:
+            compile(mutant.text, mutant.file, "exec")
+        except SyntaxError as error:
+            return Answer(mutant.id, stage, "refused", message=str(error))
+        stand_in.put({mutant.file: mutant.text})
+        began = time.monotonic()
+        if self.tests:
+            found = self._by_tests(stand_in, clean)
+        else:
+            found = self._by_laws(stand_in, stage, clean)
+        seconds = round(time.monotonic() - began, 1)
+        return Answer(mutant.id, stage, **found, seconds=seconds)
+
+    def _by_tests(self, stand_in: StandIn, clean: Clean) -> dict[str, str]:
+        code, output = self._run(stand_in, max(LEAST_SECONDS, TIMES_CLEAN * clean.seconds))
+        if code == 0:
+            return {"status": "survived"}
+        verdict = "timeout" if code is None else f"exit code {code}"
+        last = output.splitlines()[-1:] or [""]
+        return {"status": "killed", "law": "tests", "verdict": verdict, "message": last[0][:300]}
+
+    def _by_laws(self, stand_in: StandIn, stage: str, clean: Clean) -> dict[str, str]:
+        answer = self._ask(stand_in, stage, clean, first_only=True, jobs=1)
+        for finding in answer.get("findings", ()):
+            about = {key: finding[key] for key in ("law", "message")}
+            verdict = f"{finding['status']} {finding['kind']}".strip()
+            # What Triton or Python raises in a kernel is no wrong answer: nobody could ship it.
+            refused = finding["raised"] and "triton" in finding["trace"]
+            return {"status": "refused" if refused else "killed", "verdict": verdict, **about}
+        if answer.get("error"):
+            return {"status": "error", "message": str(answer["error"])[:300]}
+        if not answer["judged"]:
+            return {"status": "refused", "message": "no problem could be judged"}
+        return {"status": "survived", "message": "its time was over" if answer["late"] else ""}
+
+    def _ask(
+        self, stand_in: StandIn, stage: str, clean: Clean, *, first_only: bool, jobs: int
+    ) -> dict[str, Any]:
+        deadline = max(LEAST_SECONDS, TIMES_CLEAN * clean.seconds) if first_only else LONGEST_CLEAN
+        request = {
+            "reference": self.kernels.reference,
+            "profile": stage,
+            "seed": self.seed,
+            "laws": list(self.laws),
+            "without": clean.without,
+            "costs": clean.costs,
+            "first_only": first_only,
+            "seconds": deadline,
+            "jobs": jobs,
+        }
+        return ask(request, stand_in, deadline + GRACE_SECONDS, self._started)
+
+    def _run(self, stand_in: StandIn, seconds: float | None) -> tuple[int | None, str]:
+        """Run the tests; return their exit code, None after the deadline, and their last lines."""
+        process = subprocess.Popen(  # noqa: S602  the user's own command line
+            self.tests,
+            shell=True,
+            cwd=stand_in.working_folder,
+            env=stand_in.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        with self._started(process):
+            try:
+                output, _ = process.communicate(timeout=seconds)
+            except subprocess.TimeoutExpired:
+                _kill(process)
+                process.communicate()
+                return None, ""
+        return process.returncode, "\n".join(output.splitlines()[-LINES:])
+
+    @contextmanager
+    def _started(self, process: subprocess.Popen[str]) -> Iterator[None]:
+        """Have a process end with this block, or with the run."""
+        self._running.add(process)
+        try:
+            if self.ended:
+                _kill(process)
+            yield
+        finally:
+            self._running.discard(process)
+            _kill(process)
+
+    @contextmanager
+    def _stand_in(self) -> Iterator[StandIn]:
+        with tempfile.TemporaryDirectory(prefix="kernelproof-mutant-") as place:
+            yield StandIn(self.kernels, Path(place))
+
+
+def ask(
+    request: dict[str, Any],
+    stand_in: StandIn | None = None,
+    seconds: float | None = None,
+    started: Callable[[subprocess.Popen[str]], Any] = lambda process: process,
+) -> dict[str, Any]:
+    """Return the answer of ``trial`` to a request, or why there is none as ``error``."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "request.json")
+        file.write_text(json.dumps(request), encoding="utf-8")
+        process = subprocess.Popen(
+            [sys.executable, "-m", f"{__package__}.trial", str(file)],
+            cwd=stand_in.place if stand_in else None,
+            env=stand_in.environment if stand_in else None,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        with started(process):
+            try:
+                output, errors = process.communicate(timeout=seconds)
+            except subprocess.TimeoutExpired:
+                _kill(process)
+                process.communicate()
+                return {"error": f"no answer within {seconds:.0f} s"}
+    try:
+        answer: dict[str, Any] = json.loads(output.splitlines()[-1])
+    except (IndexError, ValueError):
+        last = errors.strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
+        return {"error": last[0]}
+    return answer
+
+
+def _lines(ran: Path) -> dict[str, list[int]]:
+    """Return the lines of each file that a marked copy has written down."""
+    found: dict[str, set[int]] = {}
+    for each in ran.read_text(encoding="utf-8").split():
+        file, _, line = each.rpartition(":")
+        found.setdefault(file, set()).add(int(line))
+    return {file: sorted(lines) for file, lines in found.items()}
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """End a process and its group."""
+    with suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,105 @@
+"""A measurement: the kernels of an implementation, a sample of their mutants, and all answers."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from ... import __version__
+from ...properties.isolation.machine import cores
+from ..console.errors import MachineError, UsageRefusedError
+from ..options import FOLDER
+from .judging import Answer, Clean, Journal, Judge, ask
+from .mutants import Mutant, mutants_of, sample
+from .report import Measurement
+from .stand_ins import Kernels
+
+JOURNALS = FOLDER.parent / "mutants"
+"""Folder of the answers that a later run goes on from."""
+TO_GO_ON = {"survived", "unreached", "error"}
+"""What became of mutants that are judged at the next profile too: it reaches more."""
+
+
+def find(name: str, file: str | None) -> Kernels:
+    """Return the kernels of an implementation.
+
+    Raises:
+        UsageRefusedError: there is no such implementation, or it has no kernels in the file.
+        MachineError: it cannot be imported.
+    """
+    found = ask({"find": name, "file": file})
+    if "refused" in found:
+        raise UsageRefusedError(found["refused"])
+    if "error" in found:
+        message = f"the kernels of {name} cannot be found: {found['error']}"
+        raise MachineError(message)
+    kernels = Kernels(**{**found, "name": name, "files": tuple(found["files"])})
+    if not kernels.files:
+        inside = f" in {file}" if file else "; --file names a file of its kernels"
+        message = f"{name}: there is no function under triton.jit{inside}"
+        raise UsageRefusedError(message)
+    return kernels
+
+
+def judge_of(
+    kernels: Kernels, *, seed: int, tests: str, laws: Sequence[str], jobs: int | None, resume: bool
+) -> Judge:
+    """Return what judges mutants of kernels; its journal belongs to these options and texts."""
+    told = [
+        kernels.name,
+        str(seed),
+        tests,
+        *sorted(laws),
+        __version__,
+        *map(kernels.text, kernels.files),
+    ]
+    digest = hashlib.sha256("\0".join(told).encode()).hexdigest()[:12]
+    name = re.sub(r"[^A-Za-z0-9.-]+", "-", kernels.name)
+    journal = Journal(JOURNALS / f"{name}-{digest}.jsonl", resume=resume)
+    options = {"seed": seed, "jobs": jobs or max(1, cores())}
+    return Judge(kernels, tests=tests, laws=laws, journal=journal, **options)
+
+
+def measure(
+    judge: Judge,
+    stages: Sequence[str],
+    number: int | None,
+    tell: Callable[[str], None],
+    equivalents: Mapping[str, str],
+) -> Measurement:
+    """Judge a sample of mutants, at one profile after another.
+
+    Args:
+        judge: judges them.
+        stages: the profiles, the cheapest first, or ``tests``.
+        number: the size of the sample; None for all mutants.
+        tell: receives lines on what is done.
+        equivalents: see ``Measurement``.
+    """
+    chosen: list[Mutant] = []
+    clean: dict[str, Clean] = {}
+    answers: dict[str, Answer] = {}
+    idle: list[str] = []
+    made = 0
+    for stage in stages:
+        if judge.ended:
+            break
+        tell(f"{stage}: the kernel as it is")
+        found = clean[stage] = judge.clean(stage)
+        if not chosen:
+            running, idle = _of_running(judge.kernels, found)
+            chosen, made = sample(running, number, judge.seed), len(running)
+        left = [
+            each for each in chosen if each.id not in answers or answers[each.id].status in TO_GO_ON
+        ]
+        answers |= judge.judge(left, stage, found, tell)
+    return Measurement(judge, stages[-1], made, idle, clean, chosen, answers, equivalents)
+
+
+def _of_running(kernels: Kernels, clean: Clean) -> tuple[list[Mutant], list[str]]:
+    """Return the mutants of kernels of which some line ran, and the names of the other kernels."""
+    every = [each for file in kernels.files for each in mutants_of(file, kernels.text(file))]
+    ran = {(each.file, each.kernel) for each in every if clean.ran(each)}
+    idle = sorted({each.kernel for each in every if (each.file, each.kernel) not in ran})
+    return [each for each in every if (each.file, each.kernel) in ran], idle

@@ -1,0 +1,113 @@
+"""What runs in a process of its own: finding an implementation's kernels, and judging a mutant.
+
+    python -m kernelproof.ci.mutate.trial REQUEST.json
+
+The last line that it prints is its answer, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...impl import ImplementationNotFoundError
+from ...properties.findings.expectations import read_expectations
+from ...properties.findings.report import TIME, Finding, ImplementationReport
+from ...properties.isolation.outcome import is_forceful
+from ...properties.laws import LAWS
+from ...properties.search.engine import Run
+from ...properties.search.plan import Plan
+from ...properties.search.progress import Progress
+from ...properties.space.profiles import PROFILES, Cost
+from .finding_kernels import find_kernels
+
+MOST_CHARACTERS = 300
+"""Most characters of a message that is kept."""
+
+
+class _UntilFirst(Progress):
+    """Ends a run at its first finding."""
+
+    run: Run
+
+    def found(self, finding: Finding) -> None:
+        """End the run, unless the finding is a known one."""
+        if finding.verdict.bad and not finding.entry:
+            self.run.end(TIME)
+
+
+def judge(request: dict[str, Any]) -> dict[str, Any]:
+    """Run the laws, and return what they found.
+
+    Args:
+        request: the reference, the profile, the seed and the seconds of the run; the names of laws
+            that are asked, all if none, and of those left out; the cost class, where it is known;
+            whether the run ends at its first finding.
+    """
+    profile = replace(PROFILES[request["profile"]], shrink_seconds=0.0)
+    asked = request["laws"] or [law.name for law in LAWS]
+    reference, costs = request["reference"], request["costs"]
+    plan = Plan(
+        [reference],
+        profile,
+        seed=request["seed"],
+        ledger=read_expectations(None),
+        jobs=request["jobs"],
+        laws=[law for law in asked if law not in request["without"]],
+        shrink_all=False,
+        first_only=request["first_only"],
+        confirm=False,
+        costs={name: Cost(**cost) for name, cost in costs.items()},
+        seconds=request["seconds"],
+    )
+    progress = _UntilFirst() if request["first_only"] else Progress()
+    run = Run(plan, progress)
+    if isinstance(progress, _UntilFirst):
+        progress.run = run
+    report = run.execute().implementations[0]
+    return {
+        "judged": report.judged,
+        "error": report.error or (report.refusal and str(report.refusal)) or "",
+        "findings": [_shown(each) for each in _findings(report)],
+        "costs": {name: vars(cost) for name, cost in run.costs.items()},
+        "late": run.report.ended == TIME,
+        "seconds": run.report.seconds,
+    }
+
+
+def _findings(report: ImplementationReport) -> list[Finding]:
+    found = [*report.replayed, *(law.finding for law in report.laws if law.finding)]
+    return [each for each in found if each.verdict.bad and not each.entry]
+
+
+def _shown(finding: Finding) -> dict[str, Any]:
+    verdict = finding.verdict
+    return {
+        "law": finding.law,
+        "status": verdict.status,
+        "kind": verdict.kind,
+        "message": verdict.message[:MOST_CHARACTERS],
+        "raised": verdict.status == "CRASH" and not is_forceful(verdict.kind),
+        "trace": verdict.trace,
+    }
+
+
+def main(path: str) -> int:
+    """Answer a request; the exit code is 0 whatever the answer is."""
+    request = json.loads(Path(path).read_text(encoding="utf-8"))
+    try:
+        if "find" in request:
+            answer = find_kernels(request["find"], request["file"])
+        else:
+            answer = judge(request)
+    except ImplementationNotFoundError as error:
+        answer = {"refused": str(error)}
+    sys.stdout.write("\n" + json.dumps(answer) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

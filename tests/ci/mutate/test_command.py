@@ -1,0 +1,242 @@
+"""Judging mutants of small kernels, by the laws and by somebody's own tests."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from kernelproof.ci.cli import main
+from kernelproof.ci.mutate import judging
+from kernelproof.ci.mutate.finding_kernels import find_kernels
+from kernelproof.ci.mutate.judging import Journal, Judge
+from kernelproof.ci.mutate.measuring import measure
+from kernelproof.ci.mutate.mutants import Mutant, mutants_of
+from kernelproof.ci.mutate.stand_ins import Kernels
+
+PLAIN = dedent(
+    """
+    def jit(function):
+        return function
+
+    @jit
+    def double(x):
+        if x > 1000:
+            return x + 1
+        y = x * 2
+        y = y + 0.0
+        return y
+    """
+)
+"""A kernel that needs no Triton: a file of kernels is known by its text."""
+TESTS = "from kernels import double\nassert double(3) == 6\n"
+MERGE = dedent(
+    """
+    import torch
+    import triton
+    import triton.language as tl
+    from kernelproof.impl import implementation
+
+
+    @triton.jit
+    def kernel(outs, lses, out, lse, states, rows, DIM: tl.constexpr, BLOCK: tl.constexpr):
+        row = tl.program_id(0)
+        if rows < 0:
+            row += 1
+        channel = tl.arange(0, BLOCK)
+        largest = tl.load(lses + row)
+        for state in range(1, states):
+            largest = tl.maximum(largest, tl.load(lses + state * rows + row))
+        base = tl.where(largest == float("-inf"), 0.0, largest)
+        total = base * 0.0
+        merged = tl.full((BLOCK,), 0.0, tl.float32)
+        for state in range(0, states):
+            weight = tl.exp(tl.load(lses + state * rows + row) - base)
+            if weight > 0.0:
+                place = (state * rows + row) * DIM + channel
+                value = tl.load(outs + place, mask=channel < DIM, other=0.0)
+                total += weight
+                merged += weight * value
+        tl.store(out + row * DIM + channel, merged / tl.maximum(total, 1e-30), mask=channel < DIM)
+        tl.store(lse + row, largest + tl.log(tl.where(total > 0.0, total, 1.0)))
+
+
+    @implementation("merge_state", name="mine")
+    def merge(inputs):
+        outs, lses = inputs.outs.float().contiguous(), inputs.lses.float().contiguous()
+        states, tokens, heads, dim = outs.shape
+        out, lse = torch.empty_like(outs[0]), torch.empty_like(lses[0])
+        block = triton.next_power_of_2(dim)
+        if tokens * heads:
+            kernel[(tokens * heads,)](outs, lses, out, lse, states, tokens * heads, dim, block)
+        return out.to(inputs.out_dtype), lse
+    """
+)
+
+
+@pytest.fixture
+def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernels:
+    (tmp_path / "kernels.py").write_text(PLAIN)
+    (tmp_path / "test_kernels.py").write_text(TESTS)
+    monkeypatch.chdir(tmp_path)
+    return Kernels("kernels:double", "kernels:double", str(tmp_path), "", ("kernels.py",))
+
+
+def judge_of(
+    kernels: Kernels, tests: str = "", *, laws: tuple[str, ...] = (), resume: bool = False
+) -> Judge:
+    journal = Journal(Path("journal.jsonl"), resume=resume)
+    return Judge(kernels, jobs=2, seed=0, tests=tests, laws=laws, journal=journal)
+
+
+def python(script: str) -> str:
+    return shlex.join([sys.executable, script])
+
+
+def one_of(mutants: list[Mutant], wanted: str) -> Mutant:
+    (found,) = [
+        each for each in mutants if each.diff.splitlines()[-1].removeprefix("+").strip() == wanted
+    ]
+    return found
+
+
+def test_tests_kill_what_they_reach(plain: Kernels) -> None:
+    told: list[str] = []
+    measured = measure(
+        judge_of(plain, python("test_kernels.py")), ("tests",), None, told.append, {}
+    )
+    became = {each.diff.splitlines()[-1].strip("+ "): answer for each, answer in measured.judged}
+    assert became["y = x + 2"].status == "killed"
+    assert became["y = x + 2"].verdict == "exit code 1"
+    assert became["y = y - 0.0"].status == "survived"
+    assert became["return x - 1"].status == "unreached"
+    assert became["if x >= 1000:"].status == "survived"
+    killed, reached = measured.killed_of_reached()
+    assert 0 < killed < reached
+    equal = one_of(measured.survivors, "y = y - 0.0")
+    argued = measure(
+        judge_of(plain, python("test_kernels.py"), resume=True),
+        ("tests",),
+        None,
+        told.append,
+        {equal.id: "minus zero"},
+    )
+    assert argued.killed_of_reached(without_equivalents=True) == (killed, reached - 1)
+    data = argued.to_json()
+    assert {"id": equal.id, "equivalent": "minus zero"}.items() <= next(
+        row for row in data["mutants"] if row["id"] == equal.id
+    ).items()
+    assert "message" not in json.dumps(data)
+
+
+def test_a_later_run_judges_only_what_is_left(
+    plain: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = python("test_kernels.py")
+    first = measure(judge_of(plain, command), ("tests",), 4, lambda _: None, {})
+    with Path("journal.jsonl").open("a") as file:
+        file.write('{"answer": {"id": "cut o')
+    judged: list[Mutant] = []
+    answer = Judge._answer
+
+    def counted(self: Judge, mutant: Mutant, *more: object) -> object:
+        judged.append(mutant)
+        return answer(self, mutant, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Judge, "_answer", counted)
+    again = measure(judge_of(plain, command, resume=True), ("tests",), 6, lambda _: None, {})
+    assert len(judged) == 2
+    assert {each.id for each in first.mutants} <= {each.id for each in again.mutants}
+    measure(judge_of(plain, command), ("tests",), 4, lambda _: None, {})
+    assert len(judged) == 6
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (shlex.join([sys.executable, "-c", "raise SystemExit(3)"]), "exits with 3 though nothing"),
+        (shlex.join([sys.executable, "-c", ""]), "exits with 0 though kernels.py cannot be loaded"),
+    ],
+)
+def test_tests_that_tell_nothing_are_refused(plain: Kernels, command: str, said: str) -> None:
+    with pytest.raises(Exception, match=said):
+        measure(judge_of(plain, command), ("tests",), 1, lambda _: None, {})
+
+
+def test_a_test_that_never_ends_has_a_deadline(
+    plain: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judging, "LEAST_SECONDS", 5.0)
+    monkeypatch.setattr(judging, "TIMES_CLEAN", 0.0)
+    Path("test_kernels.py").write_text(
+        "import time\nfrom kernels import double\nwhile double(3) != 6: time.sleep(0.1)\n"
+    )
+    judge = judge_of(plain, python("test_kernels.py"))
+    clean = judge.clean("tests")
+    mutant = one_of(mutants_of("kernels.py", PLAIN), "y = x + 2")
+    assert judge.judge([mutant], "tests", clean, lambda _: None)[mutant.id].verdict == "timeout"
+
+
+@pytest.mark.slow
+def test_the_laws_judge_mutants_of_a_plug_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    (tmp_path / "mine.py").write_text(MERGE)
+    monkeypatch.chdir(tmp_path)
+    kernels = Kernels("mine:merge", "mine:merge", str(tmp_path), "", ("mine.py",))
+    judge = judge_of(kernels, laws=("parity",))
+    clean = judge.clean("quick")
+    assert not clean.without
+    every = mutants_of("mine.py", MERGE)
+    wanted: dict[str, Callable[[str, str], bool]] = {
+        "total = weight": lambda status, law: status == "killed" and law == "parity",
+        "row -= 1": lambda status, law: status == "unreached" and not law,
+        "channel = tl.arange(1, BLOCK)": lambda status, _: status == "refused",
+        "if rows <= 0:": lambda status, law: status == "survived" and not law,
+    }
+    chosen = {text: one_of(every, text) for text in wanted}
+    answers = judge.judge(list(chosen.values()), "quick", clean, lambda _: None)
+    became = {text: answers[mutant.id] for text, mutant in chosen.items()}
+    assert {
+        text: str(became[text])
+        for text, right in wanted.items()
+        if not right(became[text].status, became[text].law)
+    } == {}
+
+
+def test_built_in_kernels_are_found_by_their_adapters() -> None:
+    pytest.importorskip("triton")
+    found = find_kernels("triton-merge-state", None)
+    assert found["package"] == "kernelproof"
+    assert found["files"] == [
+        "impl/triton/kernels/merge.py",
+        "impl/triton/kernels/device_functions.py",
+    ]
+    assert find_kernels("triton-merge-state", "kernels/merge.py")["files"] == found["files"][:1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["no-such-kernel"], "no-such-kernel"),
+        (["torch-sdpa-ragged"], "there is no function under triton.jit"),
+        (["torch-sdpa-ragged", "--equivalents", "list.json"], "an object with a text for each id"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "list.json").write_text("[]")
+    assert main(["mutate", *arguments]) == 2
+    assert said in capsys.readouterr().err
