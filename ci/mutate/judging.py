@@ -265,7 +265,8 @@ class Judge:
             return {"status": "error", "message": str(answer["error"])[:300]}
         if not answer["judged"]:
             return {"status": "refused", "message": "no problem could be judged"}
-        return {"status": "survived", "message": "its time was over" if answer["late"] else ""}
+        cut = ", ".join(answer["cut"])
+        return {"status": "survived", "message": cut and f"ended early: {cut}"}
 
     def _ask(
         self, stand_in: StandIn, stage: str, clean: Clean, *, first_only: bool, jobs: int

@@ -106,7 +106,7 @@ class Measurement:
     def _row(self, mutant: Mutant, answer: Answer) -> dict[str, Any]:
         row: dict[str, Any] = {"id": mutant.id, "kernel": mutant.kernel, "status": answer.status}
         if answer.status == "survived":
-            row["diff"] = mutant.diff
+            row |= {"diff": mutant.diff, "message": answer.message}
             if mutant.id in self.equivalents:
                 row["equivalent"] = self.equivalents[mutant.id]
         more = {"law": answer.law, "verdict": answer.verdict, "profile": answer.stage}
@@ -118,6 +118,7 @@ def print_report(out: Console, measured: Measurement) -> None:
     for mutant in measured.survivors:
         out.print(Text(f"survived: {mutant.id}  {mutant.kernel}  {mutant.file}", "bold"))
         out.print(Text(mutant.diff), soft_wrap=True)
+        out.print(Text(measured.answers[mutant.id].message), soft_wrap=True)
         if mutant.id in measured.equivalents:
             out.print(Text(f"equivalent: {measured.equivalents[mutant.id]}"), soft_wrap=True)
         out.print()

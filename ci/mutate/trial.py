@@ -15,7 +15,7 @@ from typing import Any
 
 from ...impl import ImplementationNotFoundError
 from ...properties.findings.expectations import read_expectations
-from ...properties.findings.report import TIME, Finding, ImplementationReport
+from ...properties.findings.report import EARLY, TIME, Finding, ImplementationReport
 from ...properties.isolation.outcome import is_forceful
 from ...properties.laws import LAWS
 from ...properties.search.engine import Run
@@ -73,7 +73,7 @@ def judge(request: dict[str, Any]) -> dict[str, Any]:
         "error": report.error or (report.refusal and str(report.refusal)) or "",
         "findings": [_shown(each) for each in _findings(report)],
         "costs": {name: vars(cost) for name, cost in run.costs.items()},
-        "late": run.report.ended == TIME,
+        "cut": [law.law for law in report.laws if law.ended in EARLY],
         "seconds": run.report.seconds,
     }
 
