@@ -15,28 +15,16 @@ from typing import Any
 
 from ...impl import ImplementationNotFoundError
 from ...properties.findings.expectations import read_expectations
-from ...properties.findings.report import EARLY, TIME, Finding, ImplementationReport
+from ...properties.findings.report import EARLY, Finding, ImplementationReport
 from ...properties.isolation.outcome import is_forceful
 from ...properties.laws import LAWS
 from ...properties.search.engine import Run
 from ...properties.search.plan import Plan
-from ...properties.search.progress import Progress
 from ...properties.space.profiles import PROFILES, Cost
 from .finding_kernels import find_kernels
 
 MOST_CHARACTERS = 300
 """Most characters of a message that is kept."""
-
-
-class _UntilFirst(Progress):
-    """Ends a run at its first finding."""
-
-    run: Run
-
-    def found(self, finding: Finding) -> None:
-        """End the run, unless the finding is a known one."""
-        if finding.verdict.bad and not finding.entry:
-            self.run.end(TIME)
 
 
 def judge(request: dict[str, Any]) -> dict[str, Any]:
@@ -59,14 +47,12 @@ def judge(request: dict[str, Any]) -> dict[str, Any]:
         laws=[law for law in asked if law not in request["without"]],
         shrink_all=False,
         first_only=request["first_only"],
+        exit_first=request["first_only"],
         confirm=False,
         costs={name: Cost(**cost) for name, cost in costs.items()},
         seconds=request["seconds"],
     )
-    progress = _UntilFirst() if request["first_only"] else Progress()
-    run = Run(plan, progress)
-    if isinstance(progress, _UntilFirst):
-        progress.run = run
+    run = Run(plan)
     report = run.execute().implementations[0]
     return {
         "judged": report.judged,
