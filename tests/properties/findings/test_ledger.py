@@ -419,7 +419,7 @@ OTHERWISE: tuple[dict[str, Any], ...] = (
     {"page_size": 1}, {"kv_cache": ""}, {"kv_cache": "float8_e4m3fn"}, {"v_scale": 1.0},
     {"custom_mask": False}, {"num_groups": 1, "topk_groups": 1}, {"q_dtype": ""}, {"bias": False},
     {"head_dim_qk": 64, "head_dim_vo": 64}, {"num_heads": 1}, {"top_k": 1}, {"num_kv_heads": 1},
-    {"top_k": 2}, {"top_k": 8}, {"sink_tokens": 0}, {"sinks": False},
+    {"top_k": 2}, {"top_k": 8}, {"sink_tokens": 0}, {"sinks": False}, {"chunk": 0},
 )  # fmt: skip
 """What a problem may be besides, so that it is none that an entry is about."""
 
@@ -526,6 +526,7 @@ class TestShipped:
             "page_size_invariance", "chunked_prefill", "appended_pairs", "scale_homogeneity",
             "host_runs_ahead", "contiguity", "life_cycle", "unused_memory", "verify_chain",
             "row_containment", "tree_siblings", "tree_paths", "slack_rows", "extreme_codes",
+            "pages_behind_window",
         }  # fmt: skip
 
 
