@@ -17,7 +17,7 @@ import importlib.util
 import inspect
 import itertools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -240,13 +240,18 @@ def _compiled(function: Any) -> tuple[str, int, Constexprs, int] | None:
         code = function.fn.__code__
         if _is_of_triton(code.co_filename):
             return None
-        line = function.def_file_line_number
+        line = function.starting_line_number + _decorators(function.raw_src)
         kernels = [each for entry in function.device_caches.values() for each in entry[0].values()]
         values: dict[str, dict[str, None]] = {}
         for kernel in kernels:
             constants = dict(kernel.src.constants)
             at = {path[0] if isinstance(path, tuple) else path: v for path, v in constants.items()}
             _note(values, {function.arg_names[n]: at[n] for n in function.constexprs if n in at})
-    except (AttributeError, IndexError, KeyError, TypeError):
+    except (AttributeError, IndexError, KeyError, StopIteration, TypeError):
         return None
     return code.co_filename, line, {k: list(v) for k, v in values.items()}, len(kernels)
+
+
+def _decorators(lines: Sequence[str]) -> int:
+    """Return how many lines of a function's source stand before its ``def``."""
+    return next(number for number, line in enumerate(lines) if line.lstrip().startswith("def "))

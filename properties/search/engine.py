@@ -143,6 +143,17 @@ class Kept:
         """Receive what a law has found, with all the problems that it has judged."""
 
 
+def _not_begun(law: Law, examined: Examined) -> LawReport:
+    """Return the report of a law that has not begun when the run ends early.
+
+    One that has nothing to judge of the implementation owes no problem then either.
+    """
+    declared = examined.prepared.candidate.declares if examined.prepared else None
+    if declared is not None and not law.concerns(declared):
+        return LawReport(law.name, ended="idle")
+    return LawReport(law.name, floor=law.floor, ended="stopped")
+
+
 class Run:
     """Carries out a plan.
 
@@ -258,10 +269,7 @@ class Run:
         judgeable = not (report.error or report.refusal)
         if self.ending.ended and judgeable:  # what those laws would have found is not known
             found = {law.law: law for law in report.laws}
-            report.laws = [
-                found.get(law.name, LawReport(law.name, floor=law.floor, ended="stopped"))
-                for law in laws
-            ]
+            report.laws = [found.get(law.name, _not_begun(law, examined)) for law in laws]
         for early in examined.early:
             whole = next((law for law in report.laws if law.law == early.law), None)
             if whole is None:

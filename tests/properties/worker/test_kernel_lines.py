@@ -122,7 +122,8 @@ class _Compiled:
 
     def __init__(self, constants: list[dict[Any, object]]) -> None:
         self.fn = _ran
-        self.def_file_line_number = 12
+        self.starting_line_number = 11
+        self.raw_src = ["@triton.jit\n", "def _kernel(out, DOUBLE):\n"]
         self.arg_names = ["out", "DOUBLE"]
         self.constexprs = [1]
         compiled = {key: SimpleNamespace(src=SimpleNamespace(constants=each))
