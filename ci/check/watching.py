@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 import time
@@ -69,8 +70,12 @@ def files_of(name: str) -> list[Path]:
     module, _, _ = resolve_name(name).rpartition(":")
     if module.endswith(".py"):
         return [Path(module)]
-    path = Path(*module.split("."))
-    places = (Path(root) / path for root in dict.fromkeys(("", *sys.path)))
+    top, *rest = module.split(".")
+    spec = importlib.util.find_spec(top)  # of a top-level name, which imports nothing
+    if spec is not None and spec.origin and not rest:
+        return [Path(spec.origin)]
+    packages = list(spec.submodule_search_locations or ()) if spec else []
+    places = [Path(top, *rest), *(Path(package, *rest) for package in packages)]
     found = (file for each in places for file in (each.with_suffix(".py"), each / "__init__.py"))
     return [file for file in found if file.is_file()][:1]
 

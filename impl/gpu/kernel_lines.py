@@ -167,8 +167,7 @@ def _store(name: str, place: int, at: ast.stmt) -> ast.stmt:
 @functools.cache
 def _is_of_triton(file: str) -> bool:
     """Whether a file is of Triton's own library, which no implementation is judged for."""
-    spec = importlib.util.find_spec("triton")
-    origin = spec.origin if spec else None
+    origin: str | None = getattr(importlib.util.find_spec("triton"), "origin", None)
     return origin is not None and Path(origin).parent in Path(file).parents
 
 
@@ -216,11 +215,10 @@ def watch_launches() -> None:
         _watch(jit)
 
 
-@functools.cache
 def _watch(jit: Any) -> None:
     function = getattr(jit, "JITFunction", None)
     run = getattr(function, "run", None)
-    if function is None or run is None:
+    if function is None or run is None or hasattr(run, _MARKED):
         return
 
     @functools.wraps(run)
@@ -228,6 +226,7 @@ def _watch(jit: Any) -> None:
         _RECORDS.on_gpu[id(self)] = self  # its hash reads its source
         return run(self, *arguments, **options)
 
+    setattr(noted, _MARKED, True)
     function.run = noted
 
 
