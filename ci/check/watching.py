@@ -11,8 +11,10 @@ from pathlib import Path
 
 from ...impl.registry import resolve_name
 from ...impl.targets.unpacked import folders
+from ...properties.findings.report import INTERRUPTED, TERMINATED
 from ..console.errors import UsageRefusedError
 from ..console.lines import tell
+from ..console.signals import ended_by_signals
 
 TICK_SECONDS = 0.3
 """Seconds between two looks at the files."""
@@ -41,20 +43,29 @@ def watch_files(implementations: Sequence[str], words: Sequence[str]) -> int:
         raise UsageRefusedError(message)
     command = [sys.executable, "-m", __package__.split(".")[0], *without_watch(words)]
     names = ", ".join(str(each) for each in [*watched, *folders()])
-    while True:
-        # Before the check: what changes while it runs begins another one.
-        before = stamps(watched)
-        with subprocess.Popen(command) as check:
-            try:
-                code = check.wait()
-            except KeyboardInterrupt:  # the check got the signal too, and writes its reports
-                return check.wait()
-        try:
-            tell(f"kernelproof: waiting for a change below {names} (Ctrl-C ends)", err=True)
-            while stamps(watched) == before:
+    code, ending = 0, ""
+
+    def end(why: str) -> None:
+        nonlocal ending
+        ending = why
+
+    with ended_by_signals(end):
+        while not ending:
+            # Before the check: what changes while it runs begins another one.
+            before = stamps(watched)
+            with subprocess.Popen(command) as check:
+                while (ended := check.poll()) is None:
+                    # A terminal's Ctrl-C has reached the check too, a SIGTERM has not.
+                    if ending == TERMINATED:
+                        check.terminate()
+                        ending = INTERRUPTED  # once: a second signal would cost its reports
+                    time.sleep(TICK_SECONDS)
+            code = ended
+            if not ending:
+                tell(f"kernelproof: waiting for a change below {names} (Ctrl-C ends)", err=True)
+            while not ending and stamps(watched) == before:
                 time.sleep(TICK_SECONDS)
-        except KeyboardInterrupt:
-            return code
+    return code
 
 
 def without_watch(words: Sequence[str]) -> list[str]:

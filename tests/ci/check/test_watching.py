@@ -55,22 +55,40 @@ def test_a_file_that_is_changed_added_or_removed_counts(here: Path) -> None:
     assert len({tuple(sorted(each.items())) for each in seen}) == len(seen)
 
 
+def watching(*words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "kernelproof", "check", "mine:mine", "--watch", *words]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
 @pytest.mark.skipif(os.name != "posix", reason="sends SIGINT")
 def test_a_mended_kernel_is_checked_again_until_ctrl_c(here: Path) -> None:
-    words = ["mine:mine", "--watch", "-x", "--profile", "quick", "--law", "parity", "--jobs", "1"]
-    command = [sys.executable, "-m", "kernelproof", "check", *words]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    ) as watching:
-        assert watching.stdout is not None
-        told = []
-        for line in watching.stdout:
+    told = []
+    with watching("-x", "--profile", "quick", "--law", "parity", "--jobs", "1") as process:
+        assert process.stdout is not None
+        for line in process.stdout:
             told.append(line)
             if "waiting for a change" in line:
                 if any("CONFORMING" in each and "NOT" not in each for each in told):
                     break
                 (here / "mine.py").write_text(MINE.format(off=0))
-        os.killpg(watching.pid, signal.SIGINT)
-        assert watching.wait(60) == 0
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(60) == 0
     assert sum("waiting for a change" in line for line in told) == 2
     assert any("NOT CONFORMING" in line for line in told)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends SIGTERM")
+def test_a_check_ends_with_the_process_that_watches(here: Path) -> None:
+    (here / "mine.py").write_text(MINE.format(off=0))
+    with watching("--profile", "nightly", "--jobs", "1") as process:
+        assert process.stdout is not None
+        told = ""
+        while "to be judged" not in told:
+            told = process.stdout.readline()
+            assert told
+        process.terminate()
+        rest = process.stdout.read()  # to the end of all that writes there
+        assert process.wait(60) == 143
+    assert "terminated, this is what was learned until then" in rest
