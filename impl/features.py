@@ -72,6 +72,7 @@ CONTEXT = "context_tokens"
 LSE_VIEWS = "lse_views"
 """Feature of merging lses whose strides are not dense."""
 INF_MARKS = "inf_marks_empty"
+ALGEBRA = "float64_algebra"
 """Feature of merging states of no keys whose lse is inf."""
 FEATURES = (
     "custom_mask",
@@ -109,6 +110,7 @@ FEATURES = (
     "unread_hidden_keys",
     "padded_rows",
     "unread_padding",
+    ALGEBRA,
 )
 """What an implementation may opt into. Those before ``nondeterministic`` are drawn only where
 named: quantised caches come with ``inputs.kv_format``, which says what they hold, and
@@ -176,7 +178,9 @@ of attention: the promise that a request has the same bits alone and in any batc
 ``unread_hidden_keys`` that what no query of the call may see (behind every window, masked from all
 rows, past a length, in the tail of a page, their scales too) never changes the result, whatever
 bytes lie there, NaN included. ``unread_padding`` is of moe, and promises the same of what lies
-behind ``hidden_size`` and ``inter_size``."""
+behind ``hidden_size`` and ``inter_size``. ``float64_algebra`` promises of a Triton kernel that its
+answer is the operation's where each of its floats is computed in float64: no polynomial stands for
+an exponential, nothing is added to a denominator, and no factor of its is rounded on the host."""
 
 
 def drawn_features(problem: Problem) -> list[str]:

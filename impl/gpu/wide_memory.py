@@ -85,9 +85,16 @@ class WideMemory(TorchDispatchMode):
         for base in [each for each in self._kept if addresses.size]:
             end = base + self._storages[base].nbytes()
             if ((addresses >= base) & (addresses < end)).any():
-                del self._kept[base]
+                self._lose(base)
+
+    def _lose(self, base: int) -> None:
+        """Forget what is kept of a storage: from here on it has what its own dtype holds."""
+        if self._kept.pop(base, None) is not None:
+            self.rounded = True
 
     def _begin(self, storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.Tensor:
+        if self._kept.get(storage.data_ptr(), (dtype,))[0] != dtype:
+            self._lose(storage.data_ptr())
         count = storage.nbytes() // dtype.itemsize
         whole = torch.empty(0, dtype=dtype).set_(storage, 0, (count,), (1,))
         wide = whole.double()
@@ -120,6 +127,10 @@ class WideMemory(TorchDispatchMode):
         read = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
         if any(each.device.type != "cpu" for each in read):
             return func(*args, **kwargs)
+        if func.namespace not in ("aten", "prims"):
+            # Within an operator of somebody's own nothing of torch is seen.
+            self.rounded = True
+            return func(*args, **kwargs)
         for each in written:
             self._before_write(each)
         wide_args, wide_kwargs = tree_map(self._widened, (args, kwargs))
@@ -132,12 +143,24 @@ class WideMemory(TorchDispatchMode):
             for each in tree_leaves(result)
             if isinstance(each, torch.Tensor) and not any(each is other for other in written)
         ]
+        if self._leaves(read, made + written):
+            self.rounded = True
         new = [each for each in made if each.dtype in NARROW and each.numel()]
         if any(each.dtype.itemsize == 1 and each.is_floating_point() for each in made + written):
             self.rounded = self.rounded or any(each.dtype in NARROW for each in read)
         if new or any(each.dtype in NARROW for each in written):
             self._again(func, wide_args, wide_kwargs, new, written)
         return result
+
+    def _leaves(self, read: list[torch.Tensor], result: list[torch.Tensor]) -> bool:
+        """Whether kept numbers are read as what they are stored as: as bits, or into a double."""
+        kept = [
+            (self._kept[base][0], each.dtype)
+            for each in read
+            if (base := each.untyped_storage().data_ptr()) in self._kept
+        ]
+        doubled = any(each.dtype == torch.float64 for each in result)
+        return any(own != dtype or doubled for own, dtype in kept)
 
     def _again(
         self,
@@ -156,7 +179,7 @@ class WideMemory(TorchDispatchMode):
         except (RuntimeError, NotImplementedError):
             self.rounded = True
             for each in written:
-                self._kept.pop(each.untyped_storage().data_ptr(), None)
+                self._lose(each.untyped_storage().data_ptr())
             return
         if not new:
             return
@@ -172,7 +195,7 @@ class WideMemory(TorchDispatchMode):
         if tensor.dtype in NARROW and (kept is None or kept[0] != tensor.dtype):
             self._begin(tensor.untyped_storage(), tensor.dtype)
         elif tensor.dtype not in NARROW:
-            self._kept.pop(base, None)
+            self._lose(base)
 
     def _widened(self, given: Any) -> Any:
         if isinstance(given, torch.dtype):

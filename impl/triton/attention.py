@@ -9,6 +9,7 @@ import torch
 
 from ...reference import Arithmetic, AttentionOutput, AttentionProblem, BatchMetadata
 from ...reference.tensors.inputs import PagedAttentionInputs, RaggedAttentionInputs
+from ..features import ALGEBRA
 from ..targets.target import Target
 from .attention_call import Call
 from .attention_keys import compile_key, kernels, split_kernels, split_key
@@ -18,7 +19,7 @@ from .support import kernel, unavailable
 ARITHMETIC = Arithmetic(accumulate="float32", probabilities="inputs")
 """Probabilities are rounded to V's dtype for the second product (not in the interpreter); to q's,
 to which they are widened without an error, where K and V are quantised."""
-FEATURES = ("custom_mask", "tree", "per_head_scales", "large_tensors")
+FEATURES = ("custom_mask", "tree", "per_head_scales", "large_tensors", ALGEBRA)
 PAGED_FEATURES = (*FEATURES, "fp8_kv", "nvfp4_kv")
 LARGEST_HEAD_DIM = 512
 BUILD_MINUTES = 0.2

@@ -10,6 +10,7 @@ import torch
 
 from ...reference import AttentionOutput, MergeProblem
 from ...reference.tensors.inputs import MergeInputs
+from ..features import ALGEBRA
 from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.optional import require
 from .support import ceil_div, finish, kernel, next_power_of_two, require_triton, stored
@@ -38,7 +39,7 @@ def _compile_key(problem: MergeProblem) -> Hashable:
     "merge_state",
     name="triton-merge-state",
     writes_out=True,
-    features=("padded_states", "lse_views"),
+    features=("padded_states", "lse_views", ALGEBRA),
     compile_key=_compile_key,
     kernels=_kernels,
     build_minutes=BUILD_MINUTES,

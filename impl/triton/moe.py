@@ -15,7 +15,7 @@ import torch
 
 from ...reference import Arithmetic, MoEProblem
 from ...reference.tensors.moe_inputs import MoEInputs
-from ..features import MOE_FEATURES
+from ..features import ALGEBRA, MOE_FEATURES
 from ..gating.rules import version_matches
 from ..targets.target import Target
 from .moe_blocks import SINGLE, block_rows
@@ -120,7 +120,7 @@ NOT_READ = (
     "nvfp4_gate_up_scales", "one_product", "padded_widths",
 )  # fmt: skip
 """Features of ``moe`` that these kernels do not have."""
-FEATURES = (*(name for name in MOE_FEATURES if name not in NOT_READ), "large_weights")
+FEATURES = (*(name for name in MOE_FEATURES if name not in NOT_READ), "large_weights", ALGEBRA)
 
 
 def _supports(_: MoEProblem, target: Target) -> bool | str:

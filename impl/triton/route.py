@@ -9,7 +9,7 @@ import torch
 
 from ...reference import RouteProblem, Routing
 from ...reference.tensors.moe_inputs import RouteInputs
-from ..features import ROUTE_FEATURES, ROUTE_VALUES
+from ..features import ALGEBRA, ROUTE_FEATURES, ROUTE_VALUES
 from ..targets.optional import require
 from ..targets.target import Target
 from .support import ceil_div, kernel, next_power_of_two, require_triton, unavailable
@@ -72,7 +72,7 @@ def _compile_key(problem: RouteProblem) -> Hashable:
 @kernel(
     "route",
     name="triton-route",
-    features=(*ROUTE_FEATURES, *ROUTE_VALUES),
+    features=(*ROUTE_FEATURES, *ROUTE_VALUES, ALGEBRA),
     supports=_supports,
     compile_key=_compile_key,
     build_minutes=BUILD_MINUTES,

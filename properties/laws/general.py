@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...impl.features import ALGEBRA
 from ...reference import (
     AttentionProblem,
     BatchedMoEProblem,
@@ -261,7 +262,7 @@ LAWS = (
         "a Triton kernel that the interpreter computes in float64 gives the oracle's answer to "
         "1.5e-11 of its natural scale",
         weight=0.25,
-        needs=("interpreted",),
+        needs=(ALGEBRA,),
     ),
     Law(
         "well_formed",

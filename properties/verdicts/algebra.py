@@ -2,7 +2,9 @@
 
 A rounding to 16 bits hides what is smaller: a key left out among 3,000, an eps added to a
 denominator, an exponent cut off at -20. Triton's interpreter can compute any kernel in float64
-(``impl.gpu.widened``), and then nothing hides.
+(``impl.gpu.widened``), and then nothing hides. So only kernels are judged that promise it by the
+feature ``float64_algebra``: of others a factor may be a float32 on purpose, or an exponential a
+polynomial.
 
 What is allowed is ``SHARE`` of the bound of a kernel that computes in float32 throughout. Every
 term of that bound is proportional to the unit roundoff u = 2^-24: of a sum of n terms of size A it
@@ -18,6 +20,7 @@ from dataclasses import replace
 
 import torch
 
+from ...impl.features import ALGEBRA
 from ...impl.gpu.wide_memory import WideMemory
 from ...impl.gpu.widened import widened
 from ...reference import Arithmetic, AttentionOutput, Problem, Routing, oracle
@@ -37,7 +40,7 @@ FLOAT32 = Arithmetic()
 
 def algebra(subject: Subject, problem: Problem) -> Verdict:
     """Check the answer of a kernel in Triton's interpreter that computes in float64."""
-    if "interpreted" not in subject.declares or _quantises(subject, problem):
+    if ALGEBRA not in subject.declares or _quantises(subject, problem):
         return VACUOUS
     inputs = subject.materialise(problem)
     before = guarded(inputs) if isinstance(inputs, RouteInputs) else inputs

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from ...impl import Implementation, Target, UnsupportedError
+from ...impl.features import ALGEBRA
 from ...impl.gpu.interpreted import interprets
 from ...impl.gpu.interpreted import launches as interpreted_launches
 from ...impl.gpu.triton_interpreter import hasten
@@ -112,11 +113,11 @@ class Subject:
 
     @property
     def declares(self) -> frozenset[str]:
-        """What the implementation declares, and ``"interpreted"`` where Triton interprets it."""
-        declared = self.implementation.declares
-        if interprets(self.implementation.function, self.implementation.compiler, self.target):
-            return declared | {"interpreted"}
-        return declared
+        """What the implementation declares; of its algebra only where Triton interprets it."""
+        implementation = self.implementation
+        if interprets(implementation.function, implementation.compiler, self.target):
+            return implementation.declares
+        return implementation.declares - {ALGEBRA}
 
     def supports(self, problem: Problem) -> bool:
         """Whether the implementation claims this problem."""

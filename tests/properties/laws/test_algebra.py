@@ -59,11 +59,11 @@ def launch(inputs, eps):
 def supports(problem, target):
     return problem.num_states == 2
 
-@implementation("merge_state", name="right", supports=supports)
+@implementation("merge_state", name="right", supports=supports, features=("float64_algebra",))
 def right(inputs):
     return launch(inputs, 0.0)
 
-@implementation("merge_state", name="with-eps", supports=supports)
+@implementation("merge_state", name="with-eps", supports=supports, features=("float64_algebra",))
 def with_eps(inputs):
     return launch(inputs, 1e-6)
 """
@@ -124,13 +124,33 @@ def test_it_says_nothing_of_what_is_no_kernel_or_makes_codes(
     assert found.vacuous or found.status == "UNSUPPORTED"
 
 
-def test_only_what_triton_interprets_declares_it(worker: Worker, tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(KERNEL_FILE)
+def test_only_a_promise_of_what_triton_interprets_is_judged(worker: Worker, tmp_path: Path) -> None:
+    own = (
+        KERNEL_FILE
+        + """
+@implementation("merge_state", name="unpromised", supports=supports)
+def unpromised(inputs):
+    return launch(inputs, 1e-6)
+"""
+    )
+    plain = """
+from kernelproof.impl import implementation
+
+@implementation("merge_state", name="no-kernel", features=("float64_algebra",))
+def no_kernel(inputs):
+    return inputs.outs[0], inputs.lses[0]
+"""
+    (tmp_path / "promising.py").write_text(own)
+    (tmp_path / "plain.py").write_text(plain)
 
     def declares(implementation: str) -> bool:
         payload = {"task": "describe", "implementation": implementation, "device": "cpu"}
         told: Any = worker.run(payload, Deadlines(run=60.0)).result
-        return "interpreted" in told["declares"]
+        return "float64_algebra" in told["declares"]
 
-    names = ("triton-route", f"{tmp_path / 'own.py'}:right", "torch-sdpa-math")
-    assert [declares(each) for each in names] == [True, True, False]
+    mine = [
+        f"{tmp_path}/{name}"
+        for name in ("promising.py:right", "promising.py:unpromised", "plain.py:no_kernel")
+    ]
+    names = ("triton-route", *mine, "torch-sdpa-math")
+    assert [declares(each) for each in names] == [True, True, False, False, False]
