@@ -59,7 +59,8 @@ def to_json(
         policy,
         baseline=learned.name(SIDES[0]),
         failures=learned.failures,
-        ended=bool(end_of(ending)[1]),
+        # A signal that comes after the last step has cut nothing off.
+        ended=end_of(ending)[0] in learned.failures,
     )
     machines = [_machine(learned, plan, machine, command, timings, ending)]
     return assemble(

@@ -110,7 +110,8 @@ def end_of(ending: Ending) -> tuple[str, int]:
     """
     if ending.lost:
         return f"the comparison of behaviour ended early: {ending.lost}", MACHINE
-    if not ending.stopped():
+    # Not ``stopped``, which follows later: from this on every question is refused already.
+    if not ending.asked:
         return "", 0
     return (over(ending), 0) if ending.asked == TIME else signalled(ending.asked)
 

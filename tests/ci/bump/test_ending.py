@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from kernelproof.ci.answers.journal import Journal
+from kernelproof.ci.bump import command
 from kernelproof.ci.bump.behaviour import watching
 from kernelproof.ci.bump.behaviour.asking import Bench
 from kernelproof.ci.bump.behaviour.building import Builders, Wanted, ordered_builds
@@ -33,6 +34,8 @@ from kernelproof.ci.bump.behaviour.records import (
     Tried,
 )
 from kernelproof.ci.bump.behaviour.watching import Count
+from kernelproof.ci.bump.command import Request, compare
+from kernelproof.ci.bump.report import contents
 from kernelproof.ci.bump.sides.plan import Plan
 from kernelproof.ci.bump.sides.releases import SIDES
 from kernelproof.ci.bump.verdicts.policy import DEFAULT
@@ -42,6 +45,7 @@ from kernelproof.ci.console import live
 from kernelproof.ci.console.errors import MachineError
 from kernelproof.ci.console.live import MOST_SHOWN
 from kernelproof.properties.findings.ledger import Ledger
+from kernelproof.properties.findings.report import TERMINATED
 from kernelproof.properties.search.ending import EndedError, Ending
 from kernelproof.properties.space.profiles import PROFILES
 from kernelproof.properties.verdicts.verdict import PASS
@@ -263,6 +267,37 @@ def test_what_has_had_its_share_of_the_time_is_closed_and_the_rest_goes_on() -> 
     with ending.watched(), ending.closing(closed.set, 1e-9):
         assert closed.wait(60)
         assert not ending.over
+
+
+def test_a_signal_counts_before_anybody_has_noticed_it(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Ending, "watched", lambda _: nullcontext())
+    compiled_after(here, "judged")
+    ending = Ending()
+    ending.end(TERMINATED)
+    report, _ = compare(Request("old", "new", "gate", parts=("surface",)), ending)
+    assert not ending.stopped()
+    assert (report["verdict"], report["exit_code"]) == ("undecided", 143)
+    assert "ended by SIGTERM: --resume goes on from here" in report["message"]
+
+
+def test_a_signal_after_the_last_step_ends_nothing(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled_after(here, "judged")
+    ending, request = Ending(), Request("old", "new", "gate", parts=("surface",))
+    undisturbed, _ = compare(request, Ending())
+
+    def to_json(*learned: Any, **more: Any) -> dict[str, Any]:  # noqa: ANN401  handed on
+        ending.end(TERMINATED)
+        return contents.to_json(*learned, **more)
+
+    monkeypatch.setattr(command, "to_json", to_json)
+    report, _ = compare(request, ending)
+    assert report["message"] == undisturbed["message"]
+    assert report["exit_code"] == undisturbed["exit_code"]
+    assert "undecided" != report["verdict"] == undisturbed["verdict"]
 
 
 READING = """
