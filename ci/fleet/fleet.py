@@ -11,7 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ...properties.findings.names import Names, tell_apart
-from ...properties.findings.report import INTERRUPTED, ImplementationReport, RunReport
+from ...properties.findings.report import (
+    FOUND,
+    INTERRUPTED,
+    Finding,
+    ImplementationReport,
+    RunReport,
+)
 from ...properties.search.ending import Ending
 from ...properties.search.plan import Plan, first_laws, laws_planned
 from ...properties.search.progress import Progress
@@ -260,8 +266,7 @@ class Fleet:
                 self.progress.prepared(self._named(unit, report), 0)
         self._show(unit)
         for finding in [*report.replayed, *(law.finding for law in new if law.finding)]:
-            if not finding.entry:
-                self.progress.found(finding)
+            self._announce(finding)
         for law in new:
             self.progress.law_done(self._named(unit, report), law)
 
@@ -273,13 +278,20 @@ class Fleet:
                 work, law = self._works[unit.chip, unit.implementation], more[0]
                 if work.show(unit, law):
                     self._show(unit)
-                    if law.finding and not law.finding.entry:
-                        self.progress.found(law.finding)
+                    if law.finding:
+                        self._announce(law.finding)
                     self.progress.law_done(self._named(unit, first), law)
             elif event.method == "prepared":
                 self.progress.prepared(self._named(unit, first), self._planned(first, *more))
             else:
                 getattr(self.progress, event.method)(self._told(unit, first), *more)
+
+    def _announce(self, finding: Finding) -> None:
+        """Show a finding that no entry explains, which ends a run that looks for one only."""
+        if not finding.entry:
+            self.progress.found(finding)
+            if self.plan.exit_first:
+                self.ending.end(FOUND)
 
     def _planned(self, report: ImplementationReport, problems: int) -> int:
         """Return the number of problems of all laws, estimated from that of the first laws."""

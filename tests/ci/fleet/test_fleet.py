@@ -313,3 +313,35 @@ def test_what_has_not_begun_when_the_time_is_over_is_missing() -> None:
     report = Fleet(made_up_plan(seconds=0.1), Busy()).execute()
     assert report.ended == "time"
     assert report.implementations[0].coverage.gaps
+
+
+@pytest.mark.parametrize(("entry", "ended"), [(None, "found"), ("known", "")])
+def test_a_run_ends_at_its_first_finding_that_no_entry_explains(
+    entry: str | None, ended: str
+) -> None:
+    class Known(MadeUp):
+        def run(self, unit: Unit) -> UnitResult:
+            result = super().run(unit)
+            for finding in result.report.findings:
+                finding.entry = entry
+            return result
+
+    machines = Known(broken="parity")
+    report = Fleet(made_up_plan(exit_first=True), machines).execute()
+    assert (report.ended, len(report.findings)) == (ended, 1)
+    assert ({unit.number for unit in machines.ran} == {0}) == bool(ended)
+
+
+def test_a_finding_that_a_unit_under_way_tells_ends_a_run() -> None:
+    class Telling(MadeUp):
+        def run(self, unit: Unit) -> UnitResult:
+            result = super().run(unit)
+            self._events += [
+                Event(unit, "law_done", (result.report, law)) for law in result.report.laws
+            ]
+            return result
+
+    machines = Telling(broken="parity")
+    report = Fleet(made_up_plan(exit_first=True), machines).execute()
+    assert (report.ended, len(report.findings)) == ("found", 1)
+    assert {unit.number for unit in machines.ran} == {0}
