@@ -10,7 +10,13 @@ from typing import Any
 from ...impl.targets.data_files import read_json
 from ...properties.findings.files import is_special
 from ...properties.space.profiles import MINUTES
-from ..console.errors import INTERRUPTED, TERMINATED, WORST_FIRST, UsageRefusedError
+from ..console.errors import (
+    INTERRUPTED,
+    NONCONFORMING,
+    TERMINATED,
+    WORST_FIRST,
+    UsageRefusedError,
+)
 from ..console.evidence_file import as_evidence
 from ..reports.summary import VERDICTS
 from .checking import Request, examine
@@ -24,7 +30,7 @@ def gate_both(request: Request, gating: GatingRequest) -> int:
     """Judge everything registered by the laws, then try the support table with it, in one time.
 
     The results of the second run become the field ``gating`` of those of the first, in the files
-    that were asked for.
+    that were asked for. After a signal, or a finding that ends the first run, there is no second.
 
     Returns:
         The worse exit code of the two.
@@ -43,7 +49,8 @@ def gate_both(request: Request, gating: GatingRequest) -> int:
     code = examine(laws)
     if minutes is not None:
         gating = replace(gating, minutes=minutes - (time.monotonic() - started) / 60)
-    if code in (INTERRUPTED, TERMINATED):
+    first_only = request.exit_first and code == NONCONFORMING
+    if first_only or code in (INTERRUPTED, TERMINATED):
         return code
     ended = tried(gating)
     print_ended(ended)

@@ -163,6 +163,22 @@ def test_a_gate_shares_its_minutes_among_laws_and_table(monkeypatch: pytest.Monk
     assert table == pytest.approx(10.0, abs=0.1)  # what the laws leave
 
 
+@pytest.mark.parametrize(("flags", "code", "tables"), [(["-x"], 1, 0), ([], 1, 1), (["-x"], 4, 1)])
+def test_a_gate_that_ends_at_its_first_finding_tries_no_table(
+    flags: list[str], code: int, tables: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[gating_command.GatingRequest] = []
+
+    def stop(request: gating_command.GatingRequest) -> None:
+        tried.append(request)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gate, "examine", lambda _: code)
+    monkeypatch.setattr(gate, "tried", stop)
+    assert main(["gate", "--gating", *flags]) == (130 if tables else code)
+    assert len(tried) == tables
+
+
 @pytest.mark.parametrize("dim", [16, 64, 256])
 def test_a_gate_that_allows_what_fails(gating: Command, dim: int) -> None:
     lie = f'effect = "allow"\nchips = ["cpu"]\nwhen = {{ head_dim_qk = {dim} }}'
