@@ -29,7 +29,7 @@ from ...properties.findings.report import (
 from ...properties.laws import Law
 from ...properties.search.building import Claim
 from ...properties.search.coverage import Reached
-from ...properties.search.engine import Run, usual_jobs
+from ...properties.search.engine import Run, not_begun, usual_jobs
 from ...properties.search.plan import (
     NOTHING,
     Learned,
@@ -361,10 +361,8 @@ class Work:
         laws = laws_planned(self._plan, merged.operation)
         known = {law.law: law for law in merged.laws}
         if not (merged.error or merged.refusal):
-            merged.laws = [
-                known.get(law.name) or LawReport(law.name, floor=law.floor, ended="stopped")
-                for law in laws
-            ]
+            declares = merged.declared.get("declares")
+            merged.laws = [known.get(law.name) or not_begun(law, declares) for law in laws]
         axes = next(
             (result.axes for result in self._results.values() if result.axes is not None), None
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -143,13 +143,16 @@ class Kept:
         """Receive what a law has found, with all the problems that it has judged."""
 
 
-def _not_begun(law: Law, examined: Examined) -> LawReport:
+def not_begun(law: Law, declares: Collection[str] | None) -> LawReport:
     """Return the report of a law that has not begun when the run ends early.
 
     One that has nothing to judge of the implementation owes no problem then either.
+
+    Args:
+        law: the law.
+        declares: what the implementation declares that laws may need; None if it is not known.
     """
-    declared = examined.prepared.candidate.declares if examined.prepared else None
-    if declared is not None and not law.concerns(declared):
+    if declares is not None and not law.concerns(declares):
         return LawReport(law.name, ended="idle")
     return LawReport(law.name, floor=law.floor, ended="stopped")
 
@@ -269,7 +272,8 @@ class Run:
         judgeable = not (report.error or report.refusal)
         if self.ending.ended and judgeable:  # what those laws would have found is not known
             found = {law.law: law for law in report.laws}
-            report.laws = [found.get(law.name, _not_begun(law, examined)) for law in laws]
+            declares = examined.prepared.candidate.declares if examined.prepared else None
+            report.laws = [found.get(law.name) or not_begun(law, declares) for law in laws]
         for early in examined.early:
             whole = next((law for law in report.laws if law.law == early.law), None)
             if whole is None:

@@ -345,3 +345,21 @@ def test_a_finding_that_a_unit_under_way_tells_ends_a_run() -> None:
     report = Fleet(made_up_plan(exit_first=True), machines).execute()
     assert (report.ended, len(report.findings)) == ("found", 1)
     assert {unit.number for unit in machines.ran} == {0}
+
+
+def test_laws_with_nothing_to_judge_are_not_owed_when_a_run_ends_early() -> None:
+    class Declaring(MadeUp):
+        def run(self, unit: Unit) -> UnitResult:
+            result = super().run(unit)
+            result.report.declared["declares"] = []
+            return result
+
+    plan = made_up_plan(exit_first=True)
+    (report,) = Fleet(plan, Declaring(broken="parity")).execute().implementations
+    planned = {law.name: law for law in laws_planned(plan, "merge_state")}
+    unjudged = {law.law: law for law in report.laws if not law.judged}
+    needing = {name for name in unjudged if planned[name].needs}
+    assert needing
+    assert needing == {name for name, law in unjudged.items() if law.ended == "idle"}
+    assert all(unjudged[name].floor == 0 for name in needing)
+    assert all(unjudged[name].ended == "stopped" for name in unjudged.keys() - needing)
