@@ -17,7 +17,7 @@ from ...impl.targets.unpacked import folders
 from ...properties.findings.cases import from_here
 from ...properties.findings.files import dumps
 from ...properties.search.ending import Ending
-from ..answers.journal import Journal
+from ..answers.journal import Journal, JournalError
 from ..console.errors import MACHINE, MachineError, UsageRefusedError
 from ..console.lines import tell as tell_line
 from ..console.outputs import Outputs
@@ -117,7 +117,13 @@ def _compared(
             known[chip] = journal.follow(resume=request.resume, tell=_note)
 
         def heard(event: Event) -> None:
-            journals[event.unit.chip].copy(*event.arguments)
+            chip = event.unit.chip
+            try:
+                if chip in journals:
+                    journals[chip].copy(*event.arguments)
+            except JournalError as error:  # the machine has its own, and goes on
+                del journals[chip]
+                _note(f"{error.message}; from here on no answer of {chip} is kept")
 
         sent = replace(
             request,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from unittest.mock import MagicMock
 import pytest
 from click import ClickException
 
+from kernelproof.ci.answers.journal import Journal, JournalError
 from kernelproof.ci.bump import cluster
 from kernelproof.ci.bump.command import Request
 from kernelproof.ci.console.errors import MachineError
@@ -234,6 +236,50 @@ def test_what_one_chip_says_is_told_before_what_failed_on_another(
     assert failed.value.message == "sm100: its last machine is gone; sm120: no such release"
     assert told == [["sm90"]]
     assert (tmp_path / "a.json").exists()
+
+
+@pytest.mark.usefixtures("ray")
+def test_a_journal_that_cannot_be_written_costs_no_chip_its_report(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chips = ["sm90", "sm100"]
+
+    def copy(journal: Journal, offset: int, data: bytes) -> None:
+        if "sm90" in journal._path.name:
+            message = f"--journal {journal._path}: cannot be used (No space left on device)"
+            raise JournalError(message)
+        copied.append((offset, data))
+
+    def once_a_chip(
+        machines: RayMachines,
+        work: object,
+        given: object,
+        heard: Callable[[Event], object],
+        ended: object,
+    ) -> dict[str, cluster.Answer]:
+        del machines, work, given, ended
+        for offset in (0, 1):
+            for chip in chips:
+                heard(Event(Unit(chip, ""), cluster.JOURNAL, (offset, b"a")))
+        return {chip: cluster.Answer('{"exit_code": 0}') for chip in chips}
+
+    copied: list[tuple[int, bytes]] = []
+    told: list[list[str]] = []
+    monkeypatch.setattr(Journal, "copy", copy)
+    monkeypatch.setattr(RayMachines, "__init__", lambda self, _: setattr(self, "chips", chips))
+    monkeypatch.setattr(RayMachines, "once_a_chip", once_a_chip)
+    monkeypatch.setattr(cluster, "connected", lambda _: nullcontext())
+    monkeypatch.setattr(cluster, "join", lambda _, names, *__, **___: told.append(names))
+    monkeypatch.setattr(cluster, "tell", lambda *_, **__: 0)
+    request = Request(
+        "1", "2", "kernelproof bump 1 2", cases=tmp_path, journal=tmp_path / "kept.jsonl"
+    )
+    assert cluster.bump_on("made-up", request) == 0
+    assert told == [chips]
+    assert copied == [(0, b"a"), (1, b"a")]
+    said = capsys.readouterr().err
+    assert said.count("No space left on device") == 1
+    assert "from here on no answer of sm90 is kept" in said
 
 
 def test_work_on_each_chip_ends_when_one_has_no_machine_left(
