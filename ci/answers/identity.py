@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import os
+import platform
 import secrets
-import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ... import __version__
+from ...impl import Target
 from ...impl.registry import resolve_name
+from ...impl.targets.unpacked import folders, packages_in
 from ...properties.search.plan import Plan
 from .journal import Journal
 
@@ -30,6 +35,34 @@ def plan_identity(plan: Plan) -> dict[str, Any]:
     """
     return {
         **code_identity(plan.implementations),
+        **asked_of(plan),
+        "ledger": digest_of(repr(entry).encode() for entry in plan.ledger.entries),
+        "corpus": digest_of(f"{case.law} {case.problem.id}".encode() for case in plan.corpus),
+        "costs": {name: repr(cost) for name, cost in plan.costs.items()},
+    }
+
+
+def run_identity(plan: Plan) -> dict[str, Any]:
+    """Return what the results of a plan depend on that this machine carries out.
+
+    Raises:
+        UnsupportedError: its device is not there.
+    """
+    return {
+        **plan_identity(plan),
+        "python": platform.python_version(),
+        **Target.here(plan.device).to_json(),
+        "TRITON_INTERPRET": os.environ.get("TRITON_INTERPRET", ""),
+        "--from": {
+            str(folder.absolute()): [package.title for package in packages_in(folder)]
+            for folder in folders()
+        },
+    }
+
+
+def asked_of(plan: Plan) -> dict[str, Any]:
+    """Return what a plan was asked for, whatever code answers it."""
+    return {
         "implementations": list(plan.implementations),
         "profile": repr(plan.profile),
         "device": plan.device,
@@ -38,10 +71,7 @@ def plan_identity(plan: Plan) -> dict[str, Any]:
         "only": repr(plan.only),
         "operation": plan.operation,
         "rules left out": list(plan.without_rules),
-        "ledger": digest_of(repr(entry).encode() for entry in plan.ledger.entries),
-        "corpus": digest_of(f"{case.law} {case.problem.id}".encode() for case in plan.corpus),
         "share": plan.share,
-        "costs": {name: repr(cost) for name, cost in plan.costs.items()},
         "sanitizer": plan.sanitizer,
         "distrust": plan.distrust,
     }
@@ -57,27 +87,49 @@ def with_seed(plan: Plan, journal: Journal) -> Plan:
 def code_identity(implementations: Iterable[str]) -> dict[str, str]:
     """Return fingerprints of Kernelproof and of the files that implementations name.
 
+    The Python files beside them count: an implementation imports them.
+
     Args:
         implementations: names or MODULE:NAME.
     """
     found = {"code of kernelproof": f"{__version__} ({_own_code()})"}
     for name in implementations:
         module = resolve_name(name).rpartition(":")[0]
-        if (path := _file_of(module)) is not None:
-            found[f"implementation {module}"] = digest_of([path.read_bytes()])
+        if module.partition(".")[0] == OWN:
+            continue
+        for file in filter(Path.is_file, files_of(name)):
+            beside = {file, *filter(Path.is_file, file.parent.glob("*.py"))}
+            parts = (part for each in sorted(beside) for part in (each.name.encode(), _read(each)))
+            found[f"implementation {module}"] = digest_of(parts)
     return found
 
 
-def _file_of(module: str) -> Path | None:
-    """Return the file of a module; None for Kernelproof's own, and where there is none.
+def files_of(name: str) -> list[Path]:
+    """Return the files that may hold an implementation, by its name; nothing is imported.
 
-    It is looked for by its name only: this process imports nothing of others.
+    An import would run the code of the implementation in this process, which a check never does.
     """
-    if module.partition(".")[0] == OWN:
-        return None
-    places = [Path(entry, *module.split(".")) for entry in ("", *sys.path)]
-    files = (file for each in places for file in (each.with_suffix(".py"), each / "__init__.py"))
-    return next(filter(Path.is_file, [Path(module), *files]), None)
+    module, _, _ = resolve_name(name).rpartition(":")
+    if module.endswith(".py"):
+        return [Path(module)]
+    top, *rest = module.split(".")
+    spec = None
+    with suppress(ValueError):  # no name, or a module without a spec, such as __main__
+        spec = importlib.util.find_spec(top)  # of a top-level name, which imports nothing
+    if spec is not None and spec.origin and not rest:
+        return [Path(spec.origin)]
+    packages = list(spec.submodule_search_locations or ()) if spec else []
+    places = [Path(top, *rest), *(Path(package, *rest) for package in packages)]
+    found = (file for each in places for file in (each.with_suffix(".py"), each / "__init__.py"))
+    return [file for file in found if file.is_file()][:1]
+
+
+def _read(file: Path) -> bytes:
+    """Return the content of a file; nothing where it cannot be read, as a worker cannot either."""
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""
 
 
 def _own_code() -> str:

@@ -119,17 +119,18 @@ def _carry_out(
     ledger: Ledger,
     required: RequiredClaims | None,
 ) -> int:
-    started, failure = time.monotonic(), ""
+    started = time.monotonic()
     with ended_by_signals(run.ending.end):
         with watch(console(sys.stderr), run, writer, _laws_by_operation(request)):
             try:
                 run.execute()
             except Exception as error:  # noqa: BLE001  what was learned until then is worth printing
                 traceback.print_exc()
-                failure = f"{SUITE_FAILED}: {type(error).__name__}: {error}".splitlines()[0]
+                why = f"{SUITE_FAILED}: {type(error).__name__}: {error}"
+                run.report.failure = why.splitlines()[0]
                 run.report.seconds = time.monotonic() - started
         writer.write_all(run.report)
-        summary = _summarise(request, run.report, ledger, required, failure=failure)
+        summary = _summarise(request, run.report, ledger, required, failure=run.report.failure)
         more: dict[str, Any] = {}
         if isinstance(run, Fleet):
             more = fleet_to_json(
@@ -157,7 +158,7 @@ def _started(request: Request, plan: Plan) -> Iterator[Run | Fleet]:
     with kept_laws(request.cases, plan, resume=request.resume) as (plan_here, kept):
         run = _start(plan_here, kept)
         yield run
-        kept.end(run.report.ended or run.report.lost)
+        kept.end(run.report.ended or run.report.lost or run.report.failure)
 
 
 def _plan(request: Request, ledger: Ledger) -> Plan:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ...impl import UnsupportedError
 from ...properties.findings.report import LawReport
 from ...properties.search.candidate import Candidate
 from ...properties.search.engine import Kept
 from ...properties.search.plan import Learned, Plan
 from ...properties.space.profiles import Cost
-from ..answers.identity import plan_identity, with_seed
+from ..answers.identity import asked_of, digest_of, run_identity, with_seed
 from ..answers.journal import Journal, JournalError
 from ..answers.records import from_data, to_data
 from ..console.errors import MachineError
 from ..console.lines import tell
 
-JOURNAL = "journal.jsonl"
-"""Name of a run's journal in its folder of cases."""
 COSTS = {"costs": ""}
 """The question of which cost classes implementations have: what is drawn depends on it."""
 
@@ -29,23 +29,41 @@ COSTS = {"costs": ""}
 def kept_laws(cases: Path, plan: Plan, *, resume: bool) -> Iterator[tuple[Plan, KeptLaws]]:
     """Open the journal of a run; yield the plan that goes on from it, and what laws have found.
 
-    Without ``resume``, a run whose folder another one is using keeps nothing.
+    Without ``resume``, a run that cannot use its journal keeps nothing.
 
     Raises:
-        JournalError: the run before was another one, or its journal cannot be read.
+        JournalError: the run before was of other code, or its journal cannot be read.
+        MachineError: the device is not there, or the journal that is asked for cannot be written.
     """
+    with _started(cases, plan, resume=resume) as journal:
+        costs = journal.recall(COSTS, from_data) or {}
+        yield replace(with_seed(plan, journal), costs={**costs, **plan.costs}), KeptLaws(journal)
+
+
+def journal_path(cases: Path, plan: Plan) -> Path:
+    """Return the path of a run's journal, which a run that is asked for the same has too."""
+    asked = json.dumps(asked_of(plan), sort_keys=True)
+    return cases / f"journal-{digest_of([asked.encode()])}.jsonl"
+
+
+def _started(cases: Path, plan: Plan, *, resume: bool) -> Journal:
+    """Return the journal of a run, which has its seed; one that keeps nothing if it cannot."""
+    try:
+        identity = run_identity(plan)
+    except UnsupportedError as error:
+        raise MachineError(str(error)) from error
     journal = Journal(None)
     try:
-        journal = Journal(cases / JOURNAL, flag="--cases")
-        journal.start(plan_identity(plan), resume=resume, tell=_note)
-    except JournalError:
+        journal = Journal(journal_path(cases, plan), flag="--cases")
+        journal.start(identity, resume=resume, tell=_note)
+        with_seed(plan, journal)
+    except (JournalError, MachineError) as error:
         journal.close()
         if resume:
             raise
-        journal = Journal(None)
-    with journal:
-        costs = journal.recall(COSTS, from_data) or {}
-        yield replace(with_seed(plan, journal), costs={**costs, **plan.costs}), KeptLaws(journal)
+        _note(f"this run keeps no journal: {error.message}")
+        return Journal(None)
+    return journal
 
 
 class KeptLaws(Kept):
@@ -77,7 +95,9 @@ class KeptLaws(Kept):
     def keep(self, candidate: Candidate, found: LawReport) -> None:
         """Keep what a law has found, unless another run would find more."""
         if not (found.error or found.lost):
-            learned = Learned(tuple(candidate.smallest), tuple(candidate.deadly))
+            # One that a law under way found would never be made small: that law begins anew.
+            done = tuple(each for each in candidate.deadly if each.shrunk)
+            learned = Learned(tuple(candidate.smallest), done)
             self._keep(_question(candidate, found.law), {"law": found, "learned": learned})
 
     def end(self, ended: str) -> None:

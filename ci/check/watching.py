@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ...impl.registry import resolve_name
 from ...impl.targets.unpacked import folders
 from ...properties.findings.report import INTERRUPTED, TERMINATED
+from ..answers.identity import files_of
 from ..console.errors import UsageRefusedError
 from ..console.lines import tell
 from ..console.signals import ended_by_signals
@@ -71,24 +70,6 @@ def watch_files(implementations: Sequence[str], words: Sequence[str]) -> int:
 def without_watch(words: Sequence[str]) -> list[str]:
     """Return the words of a command without the flag."""
     return [word for word in words if word != WATCH]
-
-
-def files_of(name: str) -> list[Path]:
-    """Return the files that may hold an implementation, by its name; nothing is imported.
-
-    An import would run the code of the implementation in this process, which a check never does.
-    """
-    module, _, _ = resolve_name(name).rpartition(":")
-    if module.endswith(".py"):
-        return [Path(module)]
-    top, *rest = module.split(".")
-    spec = importlib.util.find_spec(top)  # of a top-level name, which imports nothing
-    if spec is not None and spec.origin and not rest:
-        return [Path(spec.origin)]
-    packages = list(spec.submodule_search_locations or ()) if spec else []
-    places = [Path(top, *rest), *(Path(package, *rest) for package in packages)]
-    found = (file for each in places for file in (each.with_suffix(".py"), each / "__init__.py"))
-    return [file for file in found if file.is_file()][:1]
 
 
 def stamps(watched: Iterable[Path]) -> Stamps:

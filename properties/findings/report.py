@@ -524,6 +524,8 @@ class RunReport:
     """What was left behind while several implementations ran."""
     ended: str = ""
     """What ended it early, one of ``ENDINGS``; empty if nothing did."""
+    failure: str = ""
+    """What failed in Kernelproof itself; empty if nothing did."""
     milestones: Milestones = field(default_factory=Milestones)
     """When it began to judge, and when something failed first."""
     broken: Sequence[Registration] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -12,13 +13,20 @@ from typing import Any
 import pytest
 
 from kernelproof.ci.answers.journal import Journal, JournalError
-from kernelproof.ci.check.resuming import JOURNAL, kept_laws
+from kernelproof.ci.check.resuming import journal_path, kept_laws
 from kernelproof.ci.cli import main
+from kernelproof.ci.console.errors import MachineError
+from kernelproof.impl import Target
+from kernelproof.impl.targets.unpacked import FROM, _version
 from kernelproof.properties.findings.report import ImplementationReport, LawReport, RunReport
+from kernelproof.properties.search.candidate import Candidate, Deadly
 from kernelproof.properties.search.engine import Run
 from kernelproof.properties.search.plan import Plan
 from kernelproof.properties.search.progress import Progress
+from kernelproof.properties.space.axes import Axes, example
 from kernelproof.properties.space.profiles import PROFILES
+from kernelproof.properties.verdicts.verdict import Verdict
+from kernelproof.properties.worker.requests import Address
 from kernelproof.tests.ci.fleet.test_fleet import LAWS, plan_of, results, without_clock
 
 SUBJECT = """
@@ -80,13 +88,17 @@ def test_a_run_that_was_ended_goes_on_and_reports_the_same(tmp_path: Path) -> No
     whole, begun = run(tmp_path / "whole", plan)
     assert len(whole.findings) > 1
     assert len(begun) == len(LAWS)
-    assert not (tmp_path / "whole" / JOURNAL).exists(), "there is nothing to go on with"
+    assert not [*(tmp_path / "whole").glob("journal-*")], "there is nothing to go on with"
     ended, first = run(tmp_path, plan, laws=2)
     assert ended.ended == "terminated"
     resumed, rest = run(tmp_path, plan, resume=True)
     assert results(resumed) == results(whole)
     assert len(rest) == len(LAWS) - 2
     assert set(first[:2]).isdisjoint(rest)
+
+
+def journals(folder: Path) -> list[Path]:
+    return [*folder.glob(".kernelproof/cases/journal-*.jsonl")]
 
 
 def read(folder: Path) -> Any:  # noqa: ANN401  JSON
@@ -112,8 +124,8 @@ def test_a_command_that_was_killed_goes_on(
     process = subprocess.Popen(
         [sys.executable, "-m", "kernelproof", *WORDS], cwd=folder, stderr=subprocess.DEVNULL
     )
-    journal, deadline = folder / ".kernelproof" / "cases" / JOURNAL, time.monotonic() + 120
-    while not journal.exists() or journal.read_bytes().count(b"\n") < 6:
+    deadline = time.monotonic() + 120
+    while sum(each.read_bytes().count(b"\n") for each in journals(folder)) < 6:
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -124,7 +136,7 @@ def test_a_command_that_was_killed_goes_on(
     assert main([*WORDS, "--resume"]) == 1
     resumed = read(folder)
     assert "no journal" not in capsys.readouterr().err
-    assert not journal.exists()
+    assert not journals(folder)
     monkeypatch.chdir(tmp_path / "whole")
     assert main([*WORDS, "--resume"]) == 1
     assert "no journal" in " ".join(capsys.readouterr().err.split())
@@ -141,7 +153,7 @@ def test_a_kernel_that_was_changed_has_no_results_yet(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match=r"its implementation .*subject\.py is"):
         kept_laws(tmp_path, plan, resume=True).__enter__()
     with kept_laws(tmp_path, plan, resume=False):
-        assert (tmp_path / JOURNAL).exists()
+        assert journal_path(tmp_path, plan).exists()
 
 
 def test_what_explores_goes_on_with_its_seed(tmp_path: Path) -> None:
@@ -158,13 +170,118 @@ def test_a_folder_that_another_run_uses_is_no_hindrance_unless_it_is_gone_on_fro
     tmp_path: Path,
 ) -> None:
     plan = Plan([], PROFILES["quick"])
-    with Journal(tmp_path / JOURNAL):
+    with Journal(journal_path(tmp_path, plan)):
         with kept_laws(tmp_path, plan, resume=False) as (_, kept):
             kept.keep_costs({})
             kept.end("")
         with pytest.raises(JournalError, match=r"--cases .*another run is writing it"):
             kept_laws(tmp_path, plan, resume=True).__enter__()
-    assert (tmp_path / JOURNAL).read_bytes() == b""
+    assert journal_path(tmp_path, plan).read_bytes() == b""
+
+
+def test_another_check_leaves_the_journal_of_a_killed_one(tmp_path: Path) -> None:
+    gate, check = Plan([], PROFILES["quick"]), Plan([], PROFILES["quick"], laws=["parity"])
+    with kept_laws(tmp_path, gate, resume=False) as (_, kept):
+        kept.keep_costs({})
+    before = journal_path(tmp_path, gate).read_bytes()
+    with kept_laws(tmp_path, check, resume=False) as (_, kept):
+        kept.end("")
+    assert [each.read_bytes() for each in tmp_path.iterdir()] == [before]
+    more_time = Plan([], PROFILES["quick"], seconds=9.0, jobs=3)
+    assert journal_path(tmp_path, more_time) == journal_path(tmp_path, gate)
+
+
+@pytest.mark.parametrize("changed", ["release", "interpreter", "folder", "version", "helper"])
+def test_results_of_other_code_are_not_mixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    (tmp_path / "subject.py").write_text("import helper")
+    helper, init = tmp_path / "helper.py", tmp_path / "engine" / "engine" / "__init__.py"
+    init.parent.mkdir(parents=True)
+    init.touch()
+    version = init.with_name("_version.py")
+    helper.write_text("one = 1")
+    version.write_text('version = "1.0"')
+    monkeypatch.setenv(FROM, str(tmp_path / "engine"))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(Target, "here", lambda _: Target(torch="2.1"))
+    plan = Plan([f"{tmp_path / 'subject.py'}:merge"], PROFILES["quick"])
+    for _ in range(2):
+        with kept_laws(tmp_path / "cases", plan, resume=True):
+            pass
+    match changed:
+        case "release":
+            monkeypatch.setattr(Target, "here", lambda _: Target(torch="2.2"))
+        case "interpreter":
+            monkeypatch.setenv("TRITON_INTERPRET", "0")
+        case "folder":
+            monkeypatch.delenv(FROM)
+        case "version":
+            version.write_text('version = "1.1"')
+            _version.cache_clear()
+        case "helper":
+            helper.write_text("one = 2")
+    names = {"release": "torch", "interpreter": "TRITON_INTERPRET", "helper": "implementation .*"}
+    with pytest.raises(JournalError, match=f"its {names.get(changed, '--from')} is"):
+        kept_laws(tmp_path / "cases", plan, resume=True).__enter__()
+
+
+def test_what_a_law_under_way_found_is_left_to_it(tmp_path: Path) -> None:
+    problem = example("merge_state", {})
+    candidate = Candidate("mine", Address("mine:mine", None, "cpu"), Axes("merge_state", {}, 2000))
+    candidate.deadly += [
+        Deadly(problem, Verdict("HANG")),
+        Deadly(problem, Verdict("CRASH", "SIGSEGV"), shrunk=True),
+    ]
+    found = LawReport("parity")
+    plan = Plan([], PROFILES["quick"])
+    with kept_laws(tmp_path, plan, resume=False) as (_, kept):
+        kept.keep(candidate, found)
+    candidate.deadly.clear()
+    with kept_laws(tmp_path, plan, resume=True) as (_, kept):
+        assert kept.recall(candidate, "parity") is not None
+    assert [each.verdict.status for each in candidate.deadly] == ["CRASH"]
+
+
+def test_a_failure_of_the_suite_leaves_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Run, "execute", failing)
+    assert main(["check", "triton-merge-state", "--profile", "quick"]) == 3
+    assert "RuntimeError" in capsys.readouterr().err
+    assert len(journals(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(("profile", "lines"), [("quick", 0), ("nightly", 0), ("nightly", 1)])
+def test_a_disk_that_is_full_from_the_start_refuses_only_what_goes_on(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    profile: str,
+    lines: int,
+) -> None:
+    plan, write, left = Plan([], PROFILES[profile]), os.write, [lines]
+
+    def full(file: int, data: bytes) -> int:
+        if not left[0]:
+            raise OSError(28, "No space left on device")
+        left[0] -= 1
+        return write(file, data)
+
+    monkeypatch.setattr("os.write", full)
+    with kept_laws(tmp_path, plan, resume=False) as (here, kept):
+        assert bool(here.seed) == (profile == "nightly")
+        kept.keep_costs({})
+        kept.end("")
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("this run keeps no journal: --cases") == 1
+    assert said.count("No space left") == 1
+    with pytest.raises(MachineError, match="cannot be written"):
+        kept_laws(tmp_path, plan, resume=True).__enter__()
 
 
 def test_a_full_disk_costs_no_result(

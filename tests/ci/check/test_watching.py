@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kernelproof.ci.check.watching import files_of, stamps, watch_files
+from kernelproof.ci.answers.identity import files_of
+from kernelproof.ci.check.watching import stamps, watch_files
 from kernelproof.ci.console.errors import UsageRefusedError
 
 MINE = """
