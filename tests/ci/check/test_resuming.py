@@ -183,12 +183,13 @@ def test_another_check_leaves_the_journal_of_a_killed_one(tmp_path: Path) -> Non
     gate, check = Plan([], PROFILES["quick"]), Plan([], PROFILES["quick"], laws=["parity"])
     with kept_laws(tmp_path, gate, resume=False) as (_, kept):
         kept.keep_costs({})
-    before = journal_path(tmp_path, gate).read_bytes()
+    path = journal_path(tmp_path, gate)
+    before = path.read_bytes()
     with kept_laws(tmp_path, check, resume=False) as (_, kept):
         kept.end("")
-    assert [each.read_bytes() for each in tmp_path.iterdir()] == [before]
+    assert {each: each.read_bytes() for each in tmp_path.iterdir()} == {path: before}
     more_time = Plan([], PROFILES["quick"], seconds=9.0, jobs=3)
-    assert journal_path(tmp_path, more_time) == journal_path(tmp_path, gate)
+    assert journal_path(tmp_path, more_time) == path
 
 
 @pytest.mark.parametrize("changed", ["release", "interpreter", "folder", "version", "helper"])
