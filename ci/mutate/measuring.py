@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from ... import __version__
 from ...properties.isolation.machine import cores
@@ -77,29 +78,56 @@ def measure(
         tell: receives lines on what is done.
         equivalents: see ``Measurement``.
     """
-    chosen: list[Mutant] = []
     clean: dict[str, Clean] = {}
     answers: dict[str, Answer] = {}
-    idle: list[str] = []
-    made = 0
+    unanswered: set[str] = set()
     for stage in stages:
+        if not judge.ended:
+            tell(f"{stage}: the kernel as it is")
+            clean[stage] = judge.clean(stage)
+    running, idle = _of_running(judge.kernels, clean.values())
+    chosen = sample(running, number, judge.seed)
+    for stage, found in clean.items():
         if judge.ended:
             break
-        tell(f"{stage}: the kernel as it is")
-        found = clean[stage] = judge.clean(stage)
-        if not chosen:
-            running, idle = _of_running(judge.kernels, found)
-            chosen, made = sample(running, number, judge.seed), len(running)
         left = [
             each for each in chosen if each.id not in answers or answers[each.id].status in TO_GO_ON
         ]
-        answers |= judge.judge(left, stage, found, tell)
-    return Measurement(judge, stages[-1], made, idle, clean, chosen, answers, equivalents)
+        for name, answer in judge.judge(left, stage, found, tell).items():
+            unanswered.discard(name)
+            if answer.status == "error":
+                unanswered.add(name)
+            answers[name] = _together(answers.get(name), answer)
+    return Measurement(
+        judge,
+        stages[-1],
+        len(running),
+        idle,
+        clean,
+        chosen,
+        answers,
+        equivalents,
+        len(unanswered),
+    )
 
 
-def _of_running(kernels: Kernels, clean: Clean) -> tuple[list[Mutant], list[str]]:
+def _together(before: Answer | None, after: Answer) -> Answer:
+    """Return the answer of two profiles: what survived one is no less a survivor without another.
+
+    Args:
+        before: the answer at the profiles before; None if there was none.
+        after: the answer at the last one.
+    """
+    if before is None or before.status != "survived" or after.status not in ("error", "unreached"):
+        return after
+    if after.status == "unreached":
+        return before
+    return replace(before, message=f"no answer at {after.stage}: {after.message}")
+
+
+def _of_running(kernels: Kernels, cleans: Iterable[Clean]) -> tuple[list[Mutant], list[str]]:
     """Return the mutants of kernels of which some line ran, and the names of the other kernels."""
     every = [each for file in kernels.files for each in mutants_of(file, kernels.text(file))]
-    ran = {(each.file, each.kernel) for each in every if clean.ran(each)}
+    ran = {(each.file, each.kernel) for clean in cleans for each in every if clean.ran(each)}
     idle = sorted({each.kernel for each in every if (each.file, each.kernel) not in ran})
     return [each for each in every if (each.file, each.kernel) in ran], idle

@@ -32,8 +32,9 @@ class Measurement:
         idle: kernels of which no line ran, whose mutants are left out.
         clean: what the kernel as it is did, by profile.
         mutants: the sample.
-        answers: the last answer on each mutant, by its id.
+        answers: the answer on each mutant, of all profiles together, by its id.
         equivalents: an argument for each survivor that no input tells from the kernel, by its id.
+        errors: how many mutants had no answer at the last profile that judged them.
     """
 
     judge: Judge
@@ -44,6 +45,7 @@ class Measurement:
     mutants: Sequence[Mutant]
     answers: Mapping[str, Answer]
     equivalents: Mapping[str, str]
+    errors: int = 0
 
     @property
     def judged(self) -> list[tuple[Mutant, Answer]]:
@@ -94,6 +96,7 @@ class Measurement:
             "seed": self.judge.seed,
             "made": self.made,
             "not_run": list(self.idle),
+            "errors": self.errors,
             "left_out_laws": sorted({law for each in self.clean.values() for law in each.without}),
             "killed_of_reached": self.killed_of_reached(),
             "without_equivalents": self.killed_of_reached(without_equivalents=True),
@@ -131,6 +134,8 @@ def print_report(out: Console, measured: Measurement) -> None:
             out.print(Text(told + ", ".join(clean.without)), soft_wrap=True)
         if clean.lines is None:
             out.print("which lines ran is not known: all of them count as reached")
+    if measured.errors:
+        out.print(f"without an answer at the last profile: {measured.errors}")
     told = f"{len(measured.judged)} of {measured.made} mutants judged: killed of the reached "
     told += share_of(*measured.killed_of_reached())
     if measured.equivalents:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from rich.console import Console
 
 from kernelproof.ci.cli import main
 from kernelproof.ci.mutate import judging
 from kernelproof.ci.mutate.finding_kernels import find_kernels
-from kernelproof.ci.mutate.judging import Journal, Judge
+from kernelproof.ci.mutate.judging import Answer, Clean, Journal, Judge
 from kernelproof.ci.mutate.measuring import measure
 from kernelproof.ci.mutate.mutants import Mutant, mutants_of
+from kernelproof.ci.mutate.report import print_report
 from kernelproof.ci.mutate.stand_ins import Kernels
 
 PLAIN = dedent(
@@ -238,3 +240,44 @@ def test_what_cannot_be_measured_is_refused(
     (tmp_path / "list.json").write_text("[]")
     assert main(["mutate", *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+class ByStage(Judge):
+    """A judge without processes, of whose kernels quick runs the first, and gate the second."""
+
+    ended = ""
+    seed = 0
+    tests = ""
+    laws = ()
+
+    def __init__(self, kernels: Kernels, later: str) -> None:
+        self.kernels, self._later = kernels, later
+
+    def clean(self, stage: str) -> Clean:
+        return Clean({"kernels.py": [7] if stage == "quick" else [11]})
+
+    def judge(
+        self, mutants: Sequence[Mutant], stage: str, clean: Clean, tell: Callable[[str], None]
+    ) -> dict[str, Answer]:
+        tell(stage)
+        became = {each: "survived" if clean.ran(each) else "unreached" for each in mutants}
+        if stage == "gate":
+            became = {each: self._later if each.line == 7 else "killed" for each in mutants}
+        return {each.id: Answer(each.id, stage, status) for each, status in became.items()}
+
+
+@pytest.mark.parametrize(("later", "errors"), [("error", 1), ("unreached", 0)])
+def test_a_survivor_of_quick_stays_one_without_an_answer_at_gate(
+    plain: Kernels, capsys: pytest.CaptureFixture[str], later: str, errors: int
+) -> None:
+    text = "@jit\ndef one(x):\n    y = 1\n    if y:\n        y = 1\n    else:\n        y += x\n"
+    text += "\n@jit\ndef two(x):\n    return x + y\n"
+    Path("kernels.py").write_text(text)
+    measured = measure(ByStage(plain, later), ("quick", "gate"), None, lambda _: None, {})
+    became = {each.line: answer.status for each, answer in measured.judged}
+    assert became[7] == "survived"
+    assert became[11] == "killed", "a kernel that only gate reaches is judged too"
+    assert not measured.idle
+    assert bool(measured.errors) == bool(errors) == (measured.to_json()["errors"] > 0)
+    print_report(Console(), measured)
+    assert ("without an answer at the last profile" in capsys.readouterr().out) == bool(errors)
