@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 SPOKEN_TO_THE_COMPILER = {
     "assume", "debug_barrier", "device_assert", "device_print", "max_constancy", "max_contiguous",
@@ -95,16 +95,22 @@ class Source:
     def marks(self, kernel: ast.FunctionDef) -> dict[ast.stmt, int]:
         """Return the line by which one sees that a statement ran, for each of a kernel.
 
-        It is the statement's own, where a line of code can stand before it. An ``elif``, or what
-        stands behind something else on its line, has the line of the statement that it is in.
+        It is the statement's own, where a line of code can stand before it. What stands behind a
+        semicolon has the line of the statement before it; an ``elif``, or what stands behind a
+        colon, that of the statement that it is in. On the line of the kernel's own ``def`` no
+        statement has one.
         """
-        marks: dict[ast.stmt, int] = {}
+        marks: dict[ast.AST, int] = {}
         for owner, block in blocks(kernel):
+            before: ast.AST = owner
             for statement in block:
-                before = self.lines[statement.lineno - 1].encode()[: statement.col_offset]
-                opens = not before.strip() and not self.of(statement).startswith("elif")
-                marks[statement] = statement.lineno if opens else marks[cast("ast.stmt", owner)]
-        return marks
+                start = self.lines[statement.lineno - 1].encode()[: statement.col_offset]
+                if not start.strip() and not self.of(statement).startswith("elif"):
+                    marks[statement] = statement.lineno
+                elif before in marks:
+                    marks[statement] = marks[before]
+                before = statement
+        return {each: line for each, line in marks.items() if isinstance(each, ast.stmt)}
 
     def edited(self, edits: Sequence[Edit]) -> str:
         """Return the text with edits, none of which may overlap another."""

@@ -52,13 +52,16 @@ class Mutant:
 
 
 def mutants_of(file: str, text: str) -> list[Mutant]:
-    """Return all mutants of a file, each once, in the order of their lines."""
+    """Return all mutants of a file, each once, in the order of their lines.
+
+    A function in one line has none: no line shows whether it ran.
+    """
     source, made = Source(text), dict[str, Mutant]()
     for kernel in source.kernels:
         marks = source.marks(kernel)
         for operator, statement, edits in _faults(source, kernel):
             changed = source.edited(edits)
-            if changed != text and changed not in made:
+            if statement in marks and changed != text and changed not in made:
                 shown = difference(text.splitlines(), changed.splitlines())
                 made[changed] = Mutant(
                     file, kernel.name, operator, marks[statement], changed, shown

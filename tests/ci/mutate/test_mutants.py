@@ -166,3 +166,24 @@ def test_a_marked_copy_writes_the_lines_that_ran(tmp_path: Path) -> None:
     assert ran.read_text().split() == [f"kernels.py:{line}" for line in (5, 8, 9, 10, 12)]
     (at_elif,) = [each for each in mutants_of("kernels.py", text) if "x >= 3" in each.text]
     assert at_elif.line == 5
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "\n    a = x + 1; b = a + 2\n    return b\n",
+        "\n    a = (x +\n        1); b = a + 2\n    return b\n",
+        "\n    if x: x = 1; x = x + 2\n    return x\n",
+        " return x + 1\n",
+        ' """Add."""; return x + 1\n',
+    ],
+)
+def test_statements_that_share_a_line(tmp_path: Path, body: str) -> None:
+    text = f"jit = lambda function: function\n@jit\ndef kernel(x):{body}"
+    made, ran = mutants_of("kernels.py", text), tmp_path / "ran"
+    (tmp_path / "kernels.py").write_text(marked("kernels.py", text, ran))
+    ran.touch()
+    assert runpy.run_path(str(tmp_path / "kernels.py"))["kernel"](1) > 1
+    seen = {int(each.rpartition(":")[2]) for each in ran.read_text().split()}
+    assert {each.line for each in made} <= seen
+    assert bool(made) == body.startswith("\n"), "a function in one line has no mutants"
