@@ -51,10 +51,18 @@ def find_kernels(reference: str, file: str | None) -> dict[str, Any]:
         "reference": reference,
         "folder": str(folder),
         "package": package,
-        "files": [each for each in files if file is None or each.endswith(Path(file).name)],
+        "files": [each for each in files if file is None or _is_meant(folder / each, file)],
         "engine": engine is not None,
         "title": engine.title if engine is not None else "",
     }
+
+
+def _is_meant(path: Path, file: str) -> bool:
+    """Whether a path is a file that was asked for, or ends with it, name by name."""
+    given = Path(file)
+    if given.is_file():
+        return path.resolve() == given.resolve()
+    return path.parts[-len(given.parts) :] == given.parts
 
 
 def _adapters(home: ModuleType) -> Iterator[ModuleType]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from ... import __version__
 from ...properties.isolation.machine import cores
@@ -14,7 +15,7 @@ from ..options import FOLDER
 from .judging import Answer, Clean, Journal, Judge, ask
 from .mutants import Mutant, mutants_of, sample
 from .report import Measurement
-from .stand_ins import Kernels
+from .stand_ins import Kernels, modules_in
 
 JOURNALS = FOLDER.parent / "mutants"
 """Folder of the answers that a later run goes on from."""
@@ -54,12 +55,22 @@ def judge_of(
         *sorted(laws),
         __version__,
         *map(kernels.text, kernels.files),
+        *(_texts_behind(kernels) if tests else ()),
     ]
     digest = hashlib.sha256("\0".join(told).encode()).hexdigest()[:12]
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", kernels.name)
     journal = Journal(JOURNALS / f"{name}-{digest}.jsonl", resume=resume)
     options = {"seed": seed, "jobs": jobs or max(1, cores())}
     return Judge(kernels, tests=tests, laws=laws, journal=journal, **options)
+
+
+def _texts_behind(kernels: Kernels) -> Iterator[str]:
+    """Yield the names and texts of all Python files on which somebody's own tests may depend."""
+    here, folder = Path.cwd().resolve(), Path(kernels.folder).resolve()
+    for place in [folder] if here.is_relative_to(folder) else [folder, here]:
+        for file in modules_in(place):
+            yield str(file.relative_to(place))
+            yield file.read_text(encoding="utf-8", errors="replace")
 
 
 def measure(

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...impl.targets.unpacked import FROM
+
+MOST_COPIED = 1 << 20
+"""Most bytes of a file, other than Python's, that is copied."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,9 @@ class Kernels:
 class StandIn:
     """A copy of a package, one file of which changes from mutant to mutant.
 
-    Python files are copied, others are links: a test that finds its neighbours by its own resolved
-    path finds copies too.
+    Python files are copied, and others of at most ``MOST_COPIED`` bytes: a test that finds its
+    neighbours by its own resolved path finds copies too, and what it writes there is lost. Larger
+    files, environments, and folders that are links themselves are links to the originals.
 
     Args:
         kernels: the package that is copied.
@@ -92,17 +96,31 @@ class StandIn:
         return self._copy / path.relative_to(original)
 
 
+def modules_in(folder: Path) -> Iterator[Path]:
+    """Yield the Python files of a folder that are copied, in the order of their names."""
+    for each in sorted(_visible(folder)):
+        if _is_part(each):
+            yield from modules_in(each)
+        elif each.suffix == ".py" and each.is_file():
+            yield each
+
+
 def _copy(folder: Path, copy: Path) -> None:
     copy.mkdir(parents=True, exist_ok=True)
-    for each in folder.iterdir():
+    for each in _visible(folder):
         place = copy / each.name
-        if each.name.startswith("."):
-            continue
-        # A folder that is a link may lead back to this one, and no kernel lies in an environment.
-        is_part = each.is_dir() and not each.is_symlink() and not (each / "pyvenv.cfg").exists()
-        if is_part:
+        if _is_part(each):
             _copy(each, place)
-        elif each.suffix == ".py" and each.is_file():
+        elif each.is_file() and (each.suffix == ".py" or each.stat().st_size <= MOST_COPIED):
             shutil.copy2(each, place)
         else:
             place.symlink_to(each.resolve())
+
+
+def _visible(folder: Path) -> Iterator[Path]:
+    return (each for each in folder.iterdir() if not each.name.startswith("."))
+
+
+def _is_part(path: Path) -> bool:
+    # A folder that is a link may lead back to this one, and no kernel lies in an environment.
+    return path.is_dir() and not path.is_symlink() and not (path / "pyvenv.cfg").exists()

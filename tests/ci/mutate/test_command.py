@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 
@@ -12,13 +13,13 @@ import pytest
 from rich.console import Console
 
 from kernelproof.ci.cli import main
-from kernelproof.ci.mutate import judging
+from kernelproof.ci.mutate import judging, measuring
 from kernelproof.ci.mutate.finding_kernels import find_kernels
 from kernelproof.ci.mutate.judging import Answer, Clean, Journal, Judge
 from kernelproof.ci.mutate.measuring import measure
 from kernelproof.ci.mutate.mutants import Mutant, mutants_of
 from kernelproof.ci.mutate.report import print_report
-from kernelproof.ci.mutate.stand_ins import Kernels
+from kernelproof.ci.mutate.stand_ins import MOST_COPIED, Kernels, StandIn
 
 PLAIN = dedent(
     """
@@ -219,6 +220,62 @@ def test_built_in_kernels_are_found_by_their_adapters() -> None:
         "impl/triton/kernels/device_functions.py",
     ]
     assert find_kernels("triton-merge-state", "kernels/merge.py")["files"] == found["files"][:1]
+    assert not find_kernels("triton-merge-state", "other/merge.py")["files"]
+    assert not find_kernels("triton-merge-state", "erge.py")["files"]
+
+
+def test_a_file_of_a_plug_in_is_meant_by_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "kernels.py").write_text(PLAIN)
+    (tmp_path / "plugged.py").write_text(
+        "import a.kernels, b.kernels\n"
+        "from kernelproof.impl import implementation\n"
+        "@implementation('merge_state', name='plugged')\n"
+        "def merge(inputs): ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def files(file: str | None) -> list[str]:
+        return find_kernels("plugged.py:merge", file)["files"]  # type: ignore[no-any-return]
+
+    assert files(None) == ["a/kernels.py", "b/kernels.py"]
+    assert files("b/kernels.py") == ["b/kernels.py"]
+    assert files("kernels.py") == ["a/kernels.py", "b/kernels.py"]
+    assert not files("moe/kernels.py")
+
+
+def test_what_a_test_writes_beside_it_changes_no_original(plain: Kernels, tmp_path: Path) -> None:
+    (tmp_path / "golden.txt").write_text("right")
+    (tmp_path / "large.bin").write_bytes(bytes(MOST_COPIED + 1))
+    (tmp_path / "test_kernels.py").write_text(
+        TESTS + "from pathlib import Path\nPath('golden.txt').write_text('new')\n"
+    )
+    judge_of(plain, python("test_kernels.py")).clean("tests")
+    assert (tmp_path / "golden.txt").read_text() == "right"
+    copy = StandIn(plain, tmp_path.parent / "copy").place
+    assert not (copy / "golden.txt").is_symlink()
+    assert (copy / "large.bin").is_symlink()
+
+
+@pytest.mark.parametrize("kernels_here", [True, False])
+def test_another_test_is_asked_again(plain: Kernels, tmp_path: Path, kernels_here: bool) -> None:
+    if not kernels_here:
+        (tmp_path / "package").mkdir()
+        (tmp_path / "package" / "kernels.py").write_text(PLAIN)
+        plain = replace(plain, folder=str(tmp_path / "package"), package="package")
+
+    def journal() -> Path:
+        judge = measuring.judge_of(plain, seed=0, tests="pytest", laws=(), jobs=1, resume=True)
+        return judge._journal._path
+
+    first = journal()
+    assert journal() == first
+    (tmp_path / "test_more.py").write_text("")
+    assert journal() != first
 
 
 @pytest.mark.parametrize(
