@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from ...impl.gpu.kernel_lines import MOST_VALUES, FileRecord, lines_of
 from .coverage import Gap
@@ -114,7 +114,8 @@ class Kernel:
         lines, run: statements that it has, and those that ran, by the lines that they begin in.
             None of them is known to have run on a GPU.
         never_run: the lines that did not run.
-        branches, taken: outcomes of its ``if`` statements, two each, and those that were seen.
+        branches, taken: outcomes of its ``if`` statements, two each, and those that were seen. An
+            ``if`` with its body on its own line does not show them, and is not counted.
         constexprs: values that its constexprs took, where it was launched.
         specialisations: number of those compiled on a GPU, of a called function none; None in the
             interpreter.
@@ -234,12 +235,16 @@ def kernels_of(file: str, run: FileRun) -> list[Kernel]:
     if tree is None:
         return []
     ran = frozenset(lines_of(run.ran))
-    functions = {each.name: each for each in _jit_functions(tree, run, ran)}
-    launched = {name for name, each in functions.items() if each.lineno in run.launched}
-    called = {name for name, each in functions.items() if _lines(each) & ran} | launched
+    functions = {each.lineno: each for each in _jit_functions(tree, run, ran)}
+    launched = run.launched.keys() & functions.keys()
+    called = {line for line, each in functions.items() if _own_lines(each) & ran} | launched
+    # Of several functions of one name those are meant that ran, otherwise the last one.
+    meant = {each.name: line for line, each in functions.items()}
+    for line in called:
+        meant.pop(functions[line].name, None)
     while (
         more := {
-            name for each in called for name in _named_in(functions[each]) if name in functions
+            meant[name] for line in called for name in _named_in(functions[line]) if name in meant
         }
         - called
     ):
@@ -248,11 +253,11 @@ def kernels_of(file: str, run: FileRun) -> list[Kernel]:
         _kernel(
             file,
             each,
-            "launched" if name in launched else "called" if name in called else "not launched",
+            "launched" if line in launched else "called" if line in called else "not launched",
             run,
             ran,
         )
-        for name, each in functions.items()
+        for line, each in functions.items()
     ]
 
 
@@ -276,11 +281,14 @@ def source_of(file: str) -> str:
 def _jit_functions(
     tree: ast.Module, run: FileRun, ran: frozenset[int]
 ) -> Iterator[ast.FunctionDef]:
-    """Yield the functions with a decorator that names ``jit``, and all that were launched."""
+    """Yield the functions with a decorator that names ``jit``, and others that ran.
+
+    A function that makes a kernel is none: what ran of it is the kernel in it.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             jitted = any("jit" in ast.unparse(each).split("(")[0] for each in node.decorator_list)
-            if jitted or node.lineno in run.launched or _lines(node) & ran:
+            if jitted or node.lineno in run.launched or _own_lines(node) & ran:
                 yield node
 
 
@@ -288,7 +296,7 @@ def _kernel(
     file: str, function: ast.FunctionDef, role: str, run: FileRun, ran: frozenset[int]
 ) -> Kernel:
     lines = _lines(function)
-    conditions = [each for each in _statements(function.body) if isinstance(each, ast.If)]
+    conditions = [each for each in _statements(function.body) if _shows_outcomes(each)]
     taken = sum(_taken(each, run.ran, ran) for each in conditions)
     return Kernel(
         file,
@@ -319,6 +327,17 @@ def _statements(block: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 def _lines(function: ast.FunctionDef) -> frozenset[int]:
     """Return the lines in which its statements begin."""
     return frozenset(each.lineno for each in _statements(function.body))
+
+
+def _own_lines(function: ast.FunctionDef) -> frozenset[int]:
+    """Return its lines, without those of functions in it."""
+    inner = (each for each in ast.walk(function) if isinstance(each, ast.FunctionDef))
+    return _lines(function).difference(*(_lines(each) for each in inner if each is not function))
+
+
+def _shows_outcomes(statement: ast.stmt) -> TypeGuard[ast.If]:
+    """Whether it is an ``if`` with a body on lines of its own: otherwise one mark is for both."""
+    return isinstance(statement, ast.If) and statement.body[0].lineno != statement.lineno
 
 
 def _blocks(statement: ast.stmt, under: str) -> Iterator[tuple[Sequence[ast.stmt], str]]:

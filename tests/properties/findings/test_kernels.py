@@ -149,3 +149,64 @@ def test_specialisations_stand_for_lines_on_a_gpu(file: Path) -> None:
     assert "specialisations compiled: kernel 3; " in kernels_text(functions)
     assert share_of(functions) == Share(0, 0)
     assert not kernel_gaps([runs])
+
+
+SHARED = """\
+def make(n):
+    scale = n
+
+    @triton.jit
+    def inner(x):
+        return x * scale
+
+    return inner
+
+
+if TWO:
+    @triton.jit
+    def variant(x):
+        return helper(x)
+    @triton.jit
+    def helper(x):
+        return x
+else:
+    @triton.jit
+    def variant(x):
+        if EVEN: x = x + 1
+        if not EVEN:
+            x = x + 2
+        return helper(x)
+    @triton.jit
+    def helper(x):
+        return x
+"""
+"""A function that makes a kernel, two kernels of one name, and an ``if`` in one line."""
+
+
+@pytest.mark.parametrize(
+    ("launched", "lines", "expected"),
+    [
+        (5, [6], {5: "launched", 13: "", 16: "", 20: "", 26: ""}),
+        (13, [14, 17], {5: "", 13: "launched", 16: "called", 20: "", 26: ""}),
+        (20, [21, 22, 24, 27], {5: "", 13: "", 16: "", 20: "launched", 26: "called"}),
+        (20, [21, 22], {5: "", 13: "", 16: "", 20: "launched", 26: "called"}),
+    ],
+)
+def test_functions_are_known_by_their_lines(
+    tmp_path: Path, launched: int, lines: list[int], expected: dict[int, str]
+) -> None:
+    file = tmp_path / "kernels.py"
+    file.write_text(SHARED)
+    runs, ran = KernelRuns(), sum(1 << 2 * line for line in lines)
+    runs.add({str(file): {"ran": f"{ran:x}", "launched": {str(launched): {}}, "compiled": {}}})
+    functions = sorted(runs.functions(), key=lambda each: each.line)
+    assert {each.line: each.role.replace("not launched", "") for each in functions} == expected
+
+
+def test_an_if_in_one_line_shows_no_outcome(tmp_path: Path) -> None:
+    file = tmp_path / "kernels.py"
+    file.write_text(SHARED)
+    runs, ran = KernelRuns(), sum(1 << 2 * line for line in (21, 22, 23, 24)) + (1 << 2 * 21 + 1)
+    runs.add({str(file): {"ran": f"{ran:x}", "launched": {"20": {}}, "compiled": {}}})
+    (kernel,) = [each for each in runs.functions() if each.role == "launched"]
+    assert (kernel.branches, kernel.taken, kernel.run, kernel.lines) == (2, 1, 4, 4)
