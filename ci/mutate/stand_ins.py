@@ -97,11 +97,11 @@ class StandIn:
 
 
 def modules_in(folder: Path) -> Iterator[Path]:
-    """Yield the Python files of a folder that are copied, in the order of their names."""
+    """Yield the Python files of a folder that can be read, in the order of their names."""
     for each in sorted(_visible(folder)):
         if _is_part(each):
             yield from modules_in(each)
-        elif each.suffix == ".py" and each.is_file():
+        elif each.suffix == ".py" and each.is_file() and os.access(each, os.R_OK):
             yield each
 
 
@@ -122,5 +122,6 @@ def _visible(folder: Path) -> Iterator[Path]:
 
 
 def _is_part(path: Path) -> bool:
-    # A folder that is a link may lead back to this one, and no kernel lies in an environment.
-    return path.is_dir() and not path.is_symlink() and not (path / "pyvenv.cfg").exists()
+    if path.is_symlink() or not path.is_dir() or not os.access(path, os.R_OK | os.X_OK):
+        return False  # a folder that is a link may lead back to this one
+    return not (path / "pyvenv.cfg").exists()  # no kernel lies in an environment
