@@ -104,6 +104,13 @@ class Reached:
         missing = self._declared & _features_of(self._axes) - self._taken
         return [Gap("feature", name) for name in sorted(missing)]
 
+    def _of_kernels(self, reports: Sequence[LawReport]) -> list[Gap]:
+        """Return what is owed of Triton kernels: lines, and features of their adapter."""
+        kernels = [each.kernels for each in reports]
+        if not any(each.files for each in kernels):
+            return []
+        return [*self._of_features(), *kernel_gaps(kernels, self._unset)]
+
     def claimed_space(self) -> dict[str, AxisClaims]:
         """Return the values claimed and refused, by axis."""
         return self._claims.space()
@@ -140,8 +147,7 @@ class Reached:
                 if (axis, value) not in self._refused.values and values.reachable(axis, value)
             ),
             *self._real.gaps(len(self._structures)),
-            *(self._of_features() if thorough else ()),
-            *(kernel_gaps([each.kernels for each in reports], self._unset) if thorough else ()),
+            *(self._of_kernels(reports) if thorough else ()),
         ]
         return Coverage(
             asked=len(laws),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from kernelproof.properties.findings.coverage import Coverage
+from kernelproof.properties.findings.kernels import FileRun
 from kernelproof.properties.findings.report import LawReport, ProblemVerdict
 from kernelproof.properties.laws import Law, find_law
 from kernelproof.properties.search.coverage import Reached
@@ -211,15 +212,21 @@ def test_a_declared_feature_that_no_problem_took_is_a_gap_where_a_run_is_thoroug
     claimed = replace(axes(alibi=(False, True), causal=(True,)), simplest=simplest)
     plain = [attention(length) for length in range(1, 70)]
 
-    def missing(*problems: Problem, thorough: bool, status: str = "PASS") -> list[str]:
+    def missing(
+        *problems: Problem, thorough: bool, status: str = "PASS", triton: bool = True
+    ) -> list[str]:
+        report = judged(*plain)
+        if triton:
+            report.kernels.files["kernel.py"] = FileRun()
         reached = Reached(claimed, {"features": ["alibi", "tree", "batch_invariant"]})
         reached.include(judged(*plain))
         reached.include(judged(*problems, status=status))
-        gaps = reached.coverage(LAWS[:1], [judged(*plain)], thorough=thorough).gaps
+        gaps = reached.coverage(LAWS[:1], [report], thorough=thorough).gaps
         return [gap.text for gap in gaps if gap.code == "feature"]
 
     said = ["0 of 1 problem with the feature alibi, which is declared"]  # trees are not drawn
     assert missing(thorough=True) == said
     assert not missing(thorough=False)
+    assert not missing(thorough=True, triton=False), "a rare feature is a kernel's alone"
     assert not missing(attention(3, alibi=True), thorough=True)
     assert not missing(attention(3, alibi=True), thorough=True, status="UNSUPPORTED")
