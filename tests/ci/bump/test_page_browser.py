@@ -421,7 +421,7 @@ def test_bars_stand_on_their_side_of_the_bound(browser: Chrome, show: Show) -> N
     assert "half are ≤ 0.1, 95 % ≤ 32, and 3 exceed the bound" in one["told"]
     line = script(
         browser,
-        "const e = document.querySelector('#errors svg'), box = e.getBoundingClientRect();"
+        "const e = document.querySelector('#spreads svg'), box = e.getBoundingClientRect();"
         "const lines = [...e.querySelectorAll('line')].map((x) => x.getBoundingClientRect());"
         "return lines.find((each) => each.height > each.width).left - box.left",
     )

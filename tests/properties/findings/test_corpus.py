@@ -237,7 +237,13 @@ class TestReplaying:
         monkeypatch.setattr(replays, "judge_stored", judged)
         order = Order()
         plan = Plan([WRONG], TINY, laws=["parity"], jobs=1, corpus=read_corpus(tmp_path))
-        report = Run(plan, order).execute()
+        run = Run(plan, order)
+        # As the commands do: a KeyboardInterrupt while an answer is taken would cost that answer.
+        before = signal.signal(signal.SIGINT, lambda *_: run.ending.end("interrupted"))
+        try:
+            report = run.execute()
+        finally:
+            signal.signal(signal.SIGINT, before)
         assert (bool(report.lost), report.interrupted) == (ending == "lost", ending != "lost")
         (one,) = report.implementations
         told = order.events.count("found")
