@@ -95,13 +95,17 @@ def mutate(
     check_laws(laws)
     arguments = _equivalents(equivalents)
     kernels = find(name, file)
-    judge = judge_of(kernels, seed=seed, tests=tests, laws=laws, jobs=jobs, resume=resume)
-    stages = ("tests",) if tests else STAGES[profile]
     err = console(sys.stderr)
-    with ended_by_signals(judge.end):
-        measured = measure(
-            judge, stages, sample, lambda line: err.print(line, soft_wrap=True), arguments
-        )
+
+    def tell(line: str) -> None:
+        err.print(line, soft_wrap=True)
+
+    judge = judge_of(
+        kernels, seed=seed, tests=tests, laws=laws, jobs=jobs, resume=resume, tell=tell
+    )
+    stages = ("tests",) if tests else STAGES[profile]
+    with judge.journal, ended_by_signals(judge.end):
+        measured = measure(judge, stages, sample, tell, arguments)
     print_report(console(sys.stdout), measured)
     outputs.write({"--json": lambda: json.dumps(measured.to_json(), indent=1) + "\n"})
     if judge.ended:

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -21,6 +20,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from ..answers.journal import Journal
 from ..console.errors import MachineError, UsageRefusedError
 from .mutants import Mutant, marked
 from .stand_ins import Kernels, StandIn
@@ -88,25 +88,6 @@ class Clean:
         return self.lines is None or mutant.line in self.lines.get(mutant.file, ())
 
 
-class Journal:
-    """A file with a line of JSON for each answer, from which a later run goes on."""
-
-    def __init__(self, path: Path, *, resume: bool) -> None:
-        self._path, self._lock = path, threading.Lock()
-        self.kept: list[dict[str, Any]] = []
-        if resume and path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                with suppress(ValueError):  # the last line of a run that was killed
-                    self.kept.append(json.loads(line))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(each) + "\n" for each in self.kept), encoding="utf-8")
-
-    def add(self, record: dict[str, Any]) -> None:
-        """Append a line; called from several threads."""
-        with self._lock, self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-
-
 class Judge:
     """Asks about the mutants of one implementation.
 
@@ -131,7 +112,7 @@ class Judge:
     ) -> None:
         self.kernels, self.ended = kernels, ""
         self._jobs, self.seed, self.tests, self.laws = jobs, seed, tests, laws
-        self._journal = journal
+        self.journal = journal
         self._running: set[subprocess.Popen[str]] = set()
 
     def end(self, why: str) -> None:
@@ -147,13 +128,13 @@ class Judge:
             MachineError: it cannot be judged here.
             UsageRefusedError: the tests fail, or do not load the copy.
         """
-        for kept in self._journal.kept:
-            if kept.get("clean") == stage:
-                return Clean(**kept["found"])
-        with self._stand_in() as stand_in:
-            found = self._clean_tests(stand_in) if self.tests else self._clean(stand_in, stage)
-        self._journal.add({"clean": stage, "found": vars(found)})
-        return found
+
+        def found() -> dict[str, Any]:
+            with self._stand_in() as stand_in:
+                tests = self.tests
+                return vars(self._clean_tests(stand_in) if tests else self._clean(stand_in, stage))
+
+        return Clean(**self.journal.ask({"clean": stage}, found))
 
     def _clean(self, stand_in: StandIn, stage: str) -> Clean:
         ran = stand_in.place / "ran"
@@ -201,9 +182,12 @@ class Judge:
             clean: what the kernel as it is did.
             tell: receives a line for each answer, in this thread.
         """
-        kept = [Answer(**each["answer"]) for each in self._journal.kept if "answer" in each]
-        known = {each.id: each for each in kept if each.stage == stage and each.status != "error"}
-        answers = {each.id: known[each.id] for each in mutants if each.id in known}
+
+        def question(mutant: str) -> dict[str, str]:
+            return {"mutant": mutant, "stage": stage}
+
+        known = [self.journal.recall(question(each.id), _read) for each in mutants]
+        answers = {each.id: each for each in known if each is not None}
         waiting = [each for each in mutants if each.id not in answers]
         with ExitStack() as opened:
             free: SimpleQueue[StandIn] = SimpleQueue()
@@ -222,7 +206,8 @@ class Judge:
             for number, done in enumerate(as_completed(asked), 1):
                 answer = done.result()
                 if not self.ended:
-                    self._journal.add({"answer": vars(answer)})
+                    if answer.status != "error":  # which a later run asks again
+                        self.journal.keep(question(answer.id), vars(answer))
                     answers[answer.id] = answer
                     tell(f"{stage}: {number} of {len(waiting)}: {answer}")
         return answers
@@ -360,6 +345,10 @@ def ask(
         last = errors.strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
         return {"error": last[0]}
     return answer
+
+
+def _read(answer: dict[str, Any]) -> Answer:
+    return Answer(**answer)
 
 
 def _lines(ran: Path) -> dict[str, list[int]]:

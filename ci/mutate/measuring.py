@@ -10,9 +10,10 @@ from pathlib import Path
 
 from ... import __version__
 from ...properties.isolation.machine import cores
+from ..answers.journal import Journal
 from ..console.errors import MachineError, UsageRefusedError
 from ..options import FOLDER
-from .judging import Answer, Clean, Journal, Judge, ask
+from .judging import Answer, Clean, Judge, ask
 from .mutants import Mutant, mutants_of, sample
 from .report import Measurement
 from .stand_ins import Kernels, modules_in
@@ -45,9 +46,20 @@ def find(name: str, file: str | None) -> Kernels:
 
 
 def judge_of(
-    kernels: Kernels, *, seed: int, tests: str, laws: Sequence[str], jobs: int | None, resume: bool
+    kernels: Kernels,
+    *,
+    seed: int,
+    tests: str,
+    laws: Sequence[str],
+    jobs: int | None,
+    resume: bool,
+    tell: Callable[[str], None],
 ) -> Judge:
-    """Return what judges mutants of kernels; its journal belongs to these options and texts."""
+    """Return what judges mutants of kernels; its journal belongs to these options and texts.
+
+    Raises:
+        JournalError: the journal cannot be read or written, or another run uses it.
+    """
     told = [
         kernels.name,
         str(seed),
@@ -59,7 +71,8 @@ def judge_of(
     ]
     digest = hashlib.sha256("\0".join(told).encode()).hexdigest()[:12]
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", kernels.name)
-    journal = Journal(JOURNALS / f"{name}-{digest}.jsonl", resume=resume)
+    journal = Journal(JOURNALS / f"{name}-{digest}.jsonl", flag="--resume")
+    journal.start({"mutants": kernels.name, "texts and options": digest}, resume=resume, tell=tell)
     options = {"seed": seed, "jobs": jobs or max(1, cores())}
     return Judge(kernels, tests=tests, laws=laws, journal=journal, **options)
 

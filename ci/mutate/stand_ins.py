@@ -63,7 +63,7 @@ class StandIn:
                 (self.place / beside.name).symlink_to(beside)  # the package's version
 
     def put(self, texts: Mapping[str, str]) -> None:
-        """Give files these texts, and the other files of the kernels their own."""
+        """Write these texts into files, and into the kernels' other files their own."""
         for name in self._kernels.files:
             file = self._copy / name
             file.write_text(texts.get(name) or self._kernels.text(name), encoding="utf-8")

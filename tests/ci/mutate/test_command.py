@@ -12,10 +12,11 @@ from textwrap import dedent
 import pytest
 from rich.console import Console
 
+from kernelproof.ci.answers.journal import Journal, JournalError
 from kernelproof.ci.cli import main
 from kernelproof.ci.mutate import judging, measuring
 from kernelproof.ci.mutate.finding_kernels import find_kernels
-from kernelproof.ci.mutate.judging import Answer, Clean, Journal, Judge
+from kernelproof.ci.mutate.judging import Answer, Clean, Judge
 from kernelproof.ci.mutate.measuring import measure
 from kernelproof.ci.mutate.mutants import Mutant, mutants_of
 from kernelproof.ci.mutate.report import print_report
@@ -89,10 +90,17 @@ def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernels:
     return Kernels("kernels:double", "kernels:double", str(tmp_path), "", ("kernels.py",))
 
 
+OPEN: list[Journal] = []
+
+
 def judge_of(
     kernels: Kernels, tests: str = "", *, laws: tuple[str, ...] = (), resume: bool = False
 ) -> Judge:
-    journal = Journal(Path("journal.jsonl"), resume=resume)
+    while OPEN:  # as the run before does at its end
+        OPEN.pop().close()
+    journal = Journal(Path("journal.jsonl"), flag="--resume")
+    journal.start({"mutants": kernels.name}, resume=resume)
+    OPEN.append(journal)
     return Judge(kernels, jobs=2, seed=0, tests=tests, laws=laws, journal=journal)
 
 
@@ -141,7 +149,7 @@ def test_a_later_run_judges_only_what_is_left(
     command = python("test_kernels.py")
     first = measure(judge_of(plain, command), ("tests",), 4, lambda _: None, {})
     with Path("journal.jsonl").open("a") as file:
-        file.write('{"answer": {"id": "cut o')
+        file.write('{"question": "cut o')
     judged: list[Mutant] = []
     answer = Judge._answer
 
@@ -269,8 +277,12 @@ def test_another_test_is_asked_again(plain: Kernels, tmp_path: Path, kernels_her
         plain = replace(plain, folder=str(tmp_path / "package"), package="package")
 
     def journal() -> Path:
-        judge = measuring.judge_of(plain, seed=0, tests="pytest", laws=(), jobs=1, resume=True)
-        return judge._journal._path
+        judge = measuring.judge_of(
+            plain, seed=0, tests="pytest", laws=(), jobs=1, resume=True, tell=lambda _: None
+        )
+        with judge.journal, pytest.raises(JournalError, match="another run is writing it"):
+            Journal(judge.journal._path)  # another measurement of the same
+        return judge.journal._path
 
     first = journal()
     assert journal() == first
