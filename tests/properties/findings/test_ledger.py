@@ -402,6 +402,7 @@ class TestExplains:
 
 
 SHIPPED = load_ledger().entries
+FEW_SIZES = 4
 WITH_CASE = [each for each in SHIPPED if each.case]
 FORCEFUL = [each for each in SHIPPED if each.is_forceful]
 FEATURES = {"custom_mask", "tree", "q_dtype", "window_left", "grouped", "num_experts"}
@@ -607,6 +608,13 @@ def test_entries_of_routing_cover_what_their_reasons_say(
     wrong = Verdict("FAIL", "numeric")
     assert found.explains(law, wrong, inside)
     assert not any(found.explains(law, wrong, each) for each in outside)
+
+
+@pytest.mark.parametrize("size", ["page_size", "head_dim_qk", "head_dim_vo", "num_tokens"])
+def test_no_entry_lists_most_of_the_sizes_that_are_drawn(size: str) -> None:
+    # A list misses what is drawn later; limits do not.
+    listed = [each.where.get(size) for each in SHIPPED]
+    assert not [each for each in listed if isinstance(each, list) and len(each) > FEW_SIZES]
 
 
 @pytest.mark.parametrize("page_size", ATTENTION_AXES["page_size"])
