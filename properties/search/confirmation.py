@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TypeVar
 
 from ...reference import Problem
 from ..verdicts.verdict import Verdict
 from .case_runner import CaseRunner
 
+T = TypeVar("T")
 PASSES_AFTERWARDS = 2
 """Passing retries required in one process to call a failure first-call-only."""
 SLOW_SHARE = 0.2
@@ -28,6 +32,31 @@ class Failure:
     problem: Problem
     verdict: Verdict
     costly: bool = False
+
+
+def first_again(
+    failures: Iterable[T],
+    afresh: Callable[[T], Verdict],
+    *,
+    most: int = 1,
+    shows: Callable[[Verdict], bool] = lambda verdict: verdict.bad,
+) -> tuple[T | None, int]:
+    """Return the first failure that shows again, and how many before it did not; None if none does.
+
+    One failure that comes and goes must not speak for others that stay.
+
+    Args:
+        failures: the failures in the order in which they are judged again.
+        afresh: judges one again in a fresh process.
+        most: most failures that are judged again.
+        shows: whether a verdict is the failure that is looked for.
+    """
+    missed = 0
+    for failure in islice(failures, most):
+        if shows(afresh(failure)):
+            return failure, missed
+        missed += 1
+    return None, missed
 
 
 class Confirmation:
@@ -61,9 +90,7 @@ class Confirmation:
         """
         if smallest == first:
             return first
-        if not self._runner.always_fresh:
-            self._runner.renew()
-        again = self._runner.judge(smallest.problem, again=True)
+        again = self._afresh(smallest.problem)
         return replace(smallest, verdict=again) if first.verdict.is_like(again) else first
 
     def in_fresh_process(self, failure: Failure) -> Verdict:
@@ -72,8 +99,7 @@ class Confirmation:
         if self._runner.always_fresh:
             message = f"in the first calls of a process alone: {verdict.message}"
             return replace(verdict, message=message)
-        self._runner.renew()
-        if self._runner.judge(failure.problem, again=True).bad:
+        if first_again([failure.problem], self._afresh)[0] is not None:
             return verdict
         message = "passes in a fresh process, fails after other calls in the same one: "
         return replace(verdict, status="FLAKY", message=message + verdict.message)
@@ -107,10 +133,15 @@ class Confirmation:
         self.flaky = self.flaky or Failure(problem, flaky)
         return flaky
 
+    def _afresh(self, problem: Problem) -> Verdict:
+        """Judge a problem again in a fresh process."""
+        if not self._runner.always_fresh:  # else each case has one
+            self._runner.renew()
+        return self._runner.judge(problem, again=True)
+
     def _in_first_calls(self, problem: Problem) -> Verdict | None:
         """Return the FAIL of a fresh process's first call, if its later calls are right."""
-        self._runner.renew()
-        first = self._runner.judge(problem, again=True)
+        first = self._afresh(problem)
         if first.status == "KNOWN":
             return first
         if first.status != "FAIL":

@@ -20,6 +20,7 @@ from ....properties.findings.files import Output, OutputError
 from ....properties.findings.ledger import CASE_SCHEMA as CASE
 from ....properties.findings.ledger import Entry
 from ....properties.isolation.outcome import ABORTED_FOR_MEMORY, KILLED, KILLED_FOR_MEMORY
+from ....properties.search.confirmation import first_again
 from ....properties.search.ending import EndedError
 from ....properties.search.shrinking import Shrink
 from ....properties.search.simplify import Limit
@@ -99,7 +100,7 @@ class Shown:
         members: the failures, each with the ledger entry that explains it.
         tried: the failure that speaks for them: one that showed again, if one did.
         again: whether one did, or none had to.
-        missed: how many did not before it.
+        missed: how many did not.
         settled: whether there was time to see.
     """
 
@@ -182,21 +183,19 @@ def _run_again(
     found: Compared,
     context: Context,
 ) -> Shown:
-    """Run failures again, in fresh processes, until one shows again.
-
-    One failure that comes and goes must not speak for others that stay.
-    """
+    """Run failures again until one shows again."""
     ordered = _one_of_each_law_first([each for each, _ in members])
-    shown = Shown(change, where, members, ordered[0])
-    if members[0][1] is not None:
+    first, shown = ordered[0], Shown(change, where, members, ordered[0])
+    bad = [side for side in found.runs if first.bad(side)]
+    # One that both sides have needs no second look: two processes have shown it.
+    if members[0][1] is not None or len(bad) > 1:
         return shown
+    look = partial(_look, found, context.bench, bad[0], itertools.repeat(CONFIRMED))
     try:
-        for missed, tried in enumerate(ordered[:MOST_LOOKS]):
-            if _confirmed(tried, found, context.bench):
-                return replace(shown, tried=tried, missed=missed)
+        tried, missed = first_again(ordered, look, most=MOST_LOOKS)
     except EndedError:
         return replace(shown, settled=False)
-    return replace(shown, again=False)
+    return replace(shown, tried=tried or first, again=tried is not None, missed=missed)
 
 
 def _findings_of(
@@ -250,32 +249,27 @@ def _look_before(worse: Sequence[Tried], found: Compared, context: Context) -> C
     A race shows itself as a wrong answer here and as a hang there: one run of each says nothing of
     the releases. Each of ``LOOKS`` looks is in a fresh process, at the next of the failures.
     """
+    notes = (f"{CONFIRMED} {number}" for number in itertools.count())
+    look = partial(_look, found, context.bench, BASELINE, notes)
     ordered = itertools.cycle(sorted(worse, key=lambda each: each.problem.work))
-    looks = (
-        _look(tried, found, context.bench, BASELINE, f"{CONFIRMED} {number}")
-        for number, tried in zip(range(LOOKS), ordered, strict=False)
-    )
-    # That a machine was too full says nothing of the release.
-    outside = (OUT_OF_MEMORY, ABORTED_FOR_MEMORY, KILLED, KILLED_FOR_MEMORY)
-    if not any(seen.status in SEVERE and seen.kind not in outside for seen in looks):
+    if first_again(ordered, look, most=LOOKS, shows=_is_severe)[0] is None:
         return found
     known = set(map(id, worse))
     tried = (replace(t, severe_before=True) if id(t) in known else t for t in found.tried)
     return replace(found, tried=tuple(tried))
 
 
-def _confirmed(tried: Tried, found: Compared, bench: Bench) -> bool:
-    """Look again, in a fresh process, at a failure that the other side does not have.
-
-    One that both have needs no second look: two processes have shown it.
-    """
-    bad = [side for side in found.runs if tried.bad(side)]
-    return len(bad) != 1 or _look(tried, found, bench, bad[0], CONFIRMED).bad
+def _is_severe(verdict: Verdict) -> bool:
+    """Whether a verdict is a hang or a death; a machine that is too full says nothing."""
+    outside = (OUT_OF_MEMORY, ABORTED_FOR_MEMORY, KILLED, KILLED_FOR_MEMORY)
+    return verdict.status in SEVERE and verdict.kind not in outside
 
 
-def _look(tried: Tried, found: Compared, bench: Bench, side: str, note: str) -> Verdict:
+def _look(found: Compared, bench: Bench, side: str, notes: Iterator[str], tried: Tried) -> Verdict:
+    """Judge a failure again in a fresh process of a side; a note keeps each look's answer apart."""
     request = tried.request(found.addresses[side])
-    return answer_of(bench.sides[side].ask(request, DEADLINES, note=note, fresh=True))
+    outcome = bench.sides[side].ask(request, DEADLINES, note=next(notes), fresh=True)
+    return answer_of(outcome)
 
 
 def change_of(tried: Tried, found: Surveyed) -> str:
