@@ -10,9 +10,9 @@ import itertools
 import os
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -23,6 +23,7 @@ from ..isolation.workers import Deadlines, Outcome, Worker, WorkerPool
 from ..space.module_selection import Module
 from ..worker.pools import open_pool
 from ..worker.requests import Address, probe_device
+from .priority_executor import for_each
 
 Claim = Callable[[Collection[str]], bool]
 """Whether libraries are to be built on this machine; not where another one builds them."""
@@ -73,9 +74,10 @@ def builds_at_a_time(each: int, device: str) -> int:
     return min([most, *(max(1, mebibytes // CONTEXT_MEBIBYTES) for mebibytes in free)])
 
 
-def was_built(outcome: Outcome) -> bool:
-    """Whether a module was built: the seconds of a build that failed say nothing of its cost."""
-    return outcome.status == "done" and "stopped" not in (outcome.result or {})
+def note_cost(minutes: dict[str, float], library: str, outcome: Outcome, compilers: int) -> None:
+    """Note the minutes of a core that a library took; those of a failed build say nothing."""
+    if library and outcome.status == "done" and "stopped" not in (outcome.result or {}):
+        minutes[library] = compilers * outcome.seconds / 60
 
 
 @dataclass(frozen=True)
@@ -193,33 +195,22 @@ class Builder:
         if not modules:
             return
         start = time.monotonic()
-        done, left = itertools.count(1), deque(modules)
+        done = itertools.count(1)
         wanted = compilers_of_a_build(report.declared["build_compilers"])
         processes = min(builds_at_a_time(wanted, address.device), len(modules))
         # Where nobody else builds, few modules may have all compilers.
         share = max(wanted, compilers() // processes) if self._alone and wanted > 1 else wanted
 
-        def one_after_another() -> None:
-            while left:
-                try:
-                    module = left.popleft()
-                except IndexError:  # another process was faster
-                    return
-                with self._turn(module, report, share) as there:
-                    try:
-                        with self._worker(address, share) as worker:
-                            outcome = self._build(worker, address, module, report, share)
-                        if module.library and not there and was_built(outcome):
-                            self.minutes[module.library] = share * outcome.seconds / 60
-                    except BaseException:
-                        left.clear()  # for the other processes, too
-                        raise
-                if built is not None:
-                    built(next(done), len(modules))
+        def build_one(module: Module) -> None:
+            with self._turn(module, report, share) as there, self._worker(address, share) as worker:
+                outcome = self._build(worker, address, module, report, share)
+            if not there:
+                note_cost(self.minutes, module.library, outcome, share)
+            if built is not None:
+                built(next(done), len(modules))
 
-        with self._working(len(modules)), ThreadPoolExecutor(processes) as threads:
-            for ended in [threads.submit(one_after_another) for _ in range(processes)]:
-                ended.result()
+        with self._working(len(modules)):
+            for_each(modules, processes, build_one)
         report.modules += len(modules)
         report.build_seconds += time.monotonic() - start
 

@@ -6,9 +6,9 @@ import heapq
 import itertools
 import threading
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -180,3 +180,37 @@ class PriorityExecutor:
 
 def _cancelled(work: Work) -> bool:
     return work[0].cancelled()
+
+
+def for_each(
+    items: Iterable[T],
+    at_a_time: int,
+    do: Callable[[T], object],
+    failed: Callable[[], object] = lambda: None,
+) -> None:
+    """Do something with each item in their order, several at a time, until the first error.
+
+    Args:
+        items: what is done, which the first error leaves out where it has not begun.
+        at_a_time: number of threads.
+        do: called with an item, in a thread.
+        failed: called after the first error, to end what is in progress.
+    """
+    left = iter([*items])
+
+    def one_after_another() -> None:
+        try:
+            for each in left:  # which all threads share
+                do(each)
+        finally:
+            deque(left, maxlen=0)  # after an error, none is left for the other threads
+
+    with ThreadPoolExecutor(at_a_time) as threads:
+        every = [threads.submit(one_after_another) for _ in range(at_a_time)]
+        try:
+            for ended in as_completed(every):  # the first error is not one that ``failed`` causes
+                ended.result()
+        except BaseException:  # a signal, too
+            deque(left, maxlen=0)
+            failed()
+            raise

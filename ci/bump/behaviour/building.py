@@ -6,7 +6,7 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,11 +20,12 @@ from ....properties.search.building import (
     compilers,
     compilers_of_a_build,
     limited_to,
-    was_built,
+    note_cost,
 )
 from ....properties.search.costs import keep_builds, read_builds
 from ....properties.search.module_plan import BUILD_SHARE, LONGEST_SHARE, Chosen, ModulePlan
 from ....properties.search.preparation import module_keys, module_libraries
+from ....properties.search.priority_executor import for_each
 from ....properties.space.module_selection import Selection
 from ....properties.space.profiles import CHEAP_MINUTES
 from ....reference import Problem, problem_from_json
@@ -306,16 +307,9 @@ class Builders:
             else:
                 left.append(each)
         self.bench.progress.compiled.expect(len(left))
+        build = partial(self._build, built=built)
         try:
-            with ThreadPoolExecutor(self.at_a_time) as threads:
-                builds = [threads.submit(self._build, each, built) for each in left]
-                try:
-                    for ended in as_completed(builds):
-                        ended.result()
-                except BaseException:  # the first error, such as the end, ends the others
-                    threads.shutdown(wait=False, cancel_futures=True)
-                    self.bench.close()
-                    raise
+            for_each(left, self.at_a_time, build, failed=self.bench.close)
         finally:
             keep_builds(self.bench.plan.cases, self._minutes)
 
@@ -326,9 +320,7 @@ class Builders:
         count.begin()
         outcome = self.bench.sides[build.side].ask(request, BUILD_DEADLINES, note="build")
         count.add()
-        library = first.libraries[build.side][0]
-        if library and was_built(outcome):
-            self._minutes[library] = self.compilers_each * outcome.seconds / 60
+        note_cost(self._minutes, first.libraries[build.side][0], outcome, self.compilers_each)
         self._end(build, outcome.seconds, built)
 
     def _end(self, build: Build, seconds: float, built: Callable[[Wanted], object]) -> None:
