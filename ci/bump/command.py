@@ -63,7 +63,7 @@ from .behaviour.watching import progress
 from .report.contents import refused, to_json, with_actions
 from .report.outline import print_report, to_junit, to_markdown
 from .report.page import to_page
-from .sides.plan import SOAK_ON_CPU, Plan, end_of, over
+from .sides.plan import SOAK_ON_CPU, BumpPlan, end_of, over
 from .sides.releases import BASELINE, CANDIDATE, SIDES, identity_of
 from .surface.uses import Source
 from .verdicts.findings import REPORT, Chip
@@ -395,7 +395,7 @@ def _chips(request: Request, machine: Chip) -> tuple[Chip, ...]:
     return (*(["cpu"] if machine == "cpu" else []), *CHIPS)
 
 
-def _plan(request: Request, tensors: Path) -> Plan:
+def _plan(request: Request, tensors: Path) -> BumpPlan:
     check_laws(request.laws)
     check_implementations(request.implementations, "--implementation")
     only = only_of(request.only)
@@ -405,7 +405,7 @@ def _plan(request: Request, tensors: Path) -> Plan:
         raise UsageRefusedError(str(error)) from error
     profile = PROFILES[request.profile]
     soak = request.soak or (SOAK_ON_CPU if request.device == "cpu" else profile.soak)
-    return Plan(
+    return BumpPlan(
         tuple(dict.fromkeys(request.implementations)) or _concerned(request.compared),
         request.device,
         asked_for(profile, modules=request.modules, soak=soak),
@@ -424,7 +424,7 @@ def _plan(request: Request, tensors: Path) -> Plan:
     )
 
 
-def _for_environments(request: Request, plan: Plan) -> Plan:
+def _for_environments(request: Request, plan: BumpPlan) -> BumpPlan:
     """Return the plan where a release has an environment of its own, in which all else differs."""
     concerned = _concerned(request.compared, all_of_them=True)
     return plan if plan.named else replace(plan, implementations=concerned)
@@ -446,7 +446,7 @@ def _usual_jobs(device: str) -> int:
     return max(1, min(cores(), MOST_JOBS))
 
 
-def _identity(request: Request, plan: Plan) -> dict[str, Any]:
+def _identity(request: Request, plan: BumpPlan) -> dict[str, Any]:
     """Return what the answers of a journal depend on."""
     return {
         "package": request.package,

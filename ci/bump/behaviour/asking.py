@@ -17,10 +17,10 @@ from ....properties.search.ending import EndedError, Ending
 from ....properties.verdicts.verdict import Verdict
 from ....properties.worker.requests import HarnessError, probe_device, verdict_of
 from ...answers.journal import Journal
-from ..sides.plan import Plan
+from ..sides.plan import BumpPlan
 from ..sides.releases import Release
 from .records import LOST
-from .watching import Progress
+from .watching import BumpProgress
 
 Open = Callable[[], AbstractContextManager[WorkerPool]]
 USUAL = Deadlines()
@@ -166,11 +166,11 @@ class Bench:
         progress: shows what is done.
     """
 
-    plan: Plan
+    plan: BumpPlan
     sides: Mapping[str, Side]
     journal: Journal
     ending: Ending
-    progress: Progress = field(default_factory=Progress)
+    progress: BumpProgress = field(default_factory=BumpProgress)
 
     def staffed(self, releases: Mapping[str, Release], **options: Any) -> Bench:  # noqa: ANN401
         """Return it with workers of releases, see ``Release.workers``; none is started yet."""

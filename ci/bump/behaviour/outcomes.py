@@ -29,7 +29,7 @@ from ....properties.verdicts.text import compact, count_of
 from ....properties.verdicts.verdict import Verdict
 from ....reference import Problem
 from ...releases.packages import FLASHINFER_PACKAGE
-from ..sides.plan import DEADLINES, Plan
+from ..sides.plan import DEADLINES, BumpPlan
 from ..sides.releases import BASELINE, CANDIDATE, SIDES, Release
 from ..verdicts.findings import Chip, Finding, finding
 from .asking import Bench, answer_of
@@ -387,7 +387,7 @@ def _side(verdict: Verdict | None) -> dict[str, Any]:
     return {**fields, "ratio": verdict.ratio, **element}
 
 
-def _write_case(tried: Tried, found: Compared, plan: Plan) -> Path:
+def _write_case(tried: Tried, found: Compared, plan: BumpPlan) -> Path:
     """Write a case file for a finding, and return its path as commands name it.
 
     Raises:

@@ -19,7 +19,7 @@ from ....properties.space.profiles import on_device
 from ....properties.worker.requests import Address, HarnessError
 from ....reference import Problem
 from ...console.errors import UsageRefusedError
-from ..sides.plan import Plan
+from ..sides.plan import BumpPlan
 from ..sides.releases import BASELINE, CANDIDATE, SIDES
 from .asking import Asker, Bench, Side
 from .records import Planned, Surveyed
@@ -76,7 +76,9 @@ def _last(words: Iterable[str]) -> str:
     return next(filter(None, reversed([*words])), "")
 
 
-def surveyed(side: Side, address: Address, name: str, max_work: int, plan: Plan) -> dict[str, Any]:
+def surveyed(
+    side: Side, address: Address, name: str, max_work: int, plan: BumpPlan
+) -> dict[str, Any]:
     """Learn what an implementation supports on one side: its axes, or why there are none."""
     question = {
         "survey": address.request("survey"),
@@ -89,7 +91,9 @@ def surveyed(side: Side, address: Address, name: str, max_work: int, plan: Plan)
     return known
 
 
-def _survey(side: Side, address: Address, name: str, max_work: int, plan: Plan) -> dict[str, Any]:
+def _survey(
+    side: Side, address: Address, name: str, max_work: int, plan: BumpPlan
+) -> dict[str, Any]:
     report, axes = ImplementationReport(name, address.reference), None
     try:
         axes = survey(Asker(side), address, max_work, report, plan.only)
@@ -117,7 +121,7 @@ def tuples(value: Any) -> Any:  # noqa: ANN401  JSON
     return tuple(map(tuples, value)) if isinstance(value, list) else value
 
 
-def cases_to_judge(found: Surveyed, plan: Plan) -> list[tuple[Case, Entry | None]]:
+def cases_to_judge(found: Surveyed, plan: BumpPlan) -> list[tuple[Case, Entry | None]]:
     """Return the stored cases of an implementation, each with the entry of the ledger it is of."""
     entries = [(entry, load_case(entry.case)) for entry in _entries_of(found, plan) if entry.case]
     return [
@@ -128,7 +132,7 @@ def cases_to_judge(found: Surveyed, plan: Plan) -> list[tuple[Case, Entry | None
     ]
 
 
-def laws_to_judge(found: Surveyed, plan: Plan) -> dict[Law, int]:
+def laws_to_judge(found: Surveyed, plan: BumpPlan) -> dict[Law, int]:
     """Return the laws that judge an implementation, and the number of problems that each draws."""
     every = laws_of(found.operation)
     return {
@@ -140,7 +144,7 @@ def laws_to_judge(found: Surveyed, plan: Plan) -> dict[Law, int]:
     }
 
 
-def to_judge(found: Surveyed, plan: Plan, **chosen: Any) -> Planned:  # noqa: ANN401  fields
+def to_judge(found: Surveyed, plan: BumpPlan, **chosen: Any) -> Planned:  # noqa: ANN401  fields
     """Return what is to be judged of an implementation, with what was chosen of its modules."""
     planned = Planned.after(found, **chosen)
     laws = {law.name: count for law, count in laws_to_judge(planned, plan).items()}
@@ -166,7 +170,7 @@ def refuse_laws(compared: Sequence[Surveyed], laws: Sequence[str]) -> None:
             raise UsageRefusedError(message)
 
 
-def draw(law: Law, count: int, found: Surveyed, plan: Plan, drawers: Drawers) -> list[Problem]:
+def draw(law: Law, count: int, found: Surveyed, plan: BumpPlan, drawers: Drawers) -> list[Problem]:
     """Draw the problems of a law."""
     axes = _axes_for(law, found)
     if axes is None:
@@ -179,7 +183,7 @@ def _axes_for(law: Law, found: Surveyed) -> Axes | None:
     return found.axes and found.axes.within(law.looks_at)
 
 
-def _entries_of(found: Surveyed, plan: Plan) -> list[Entry]:
+def _entries_of(found: Surveyed, plan: BumpPlan) -> list[Entry]:
     """Return the ledger's entries of an implementation, whatever versions they speak of."""
     return [
         entry
@@ -190,12 +194,12 @@ def _entries_of(found: Surveyed, plan: Plan) -> list[Entry]:
     ]
 
 
-def _further_cases(found: Surveyed, plan: Plan) -> list[Case]:
+def _further_cases(found: Surveyed, plan: BumpPlan) -> list[Case]:
     """Return the stored cases of an implementation that no entry of the ledger speaks of."""
     cases = cases_of(found.reference, plan.corpus, _entries_of(found, plan))
     return [case for case in cases if not plan.laws or case.law in plan.laws]
 
 
-def _seed(law: Law, found: Surveyed, plan: Plan) -> int:
+def _seed(law: Law, found: Surveyed, plan: BumpPlan) -> int:
     text = f"bump|{law.name}|{found.name}|{plan.seed}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")

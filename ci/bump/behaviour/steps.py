@@ -30,7 +30,7 @@ from ...console.errors import INCOMPLETE, MACHINE, USAGE, MachineError
 from ...releases.packages import BEHAVIOUR, DECLARED, SPEED, SURFACE
 from ...releases.sandboxes import Tell
 from ...releases.subprocess_runner import run_to_end
-from ..sides.plan import EXAMINED, JUDGED, Plan, end_of
+from ..sides.plan import EXAMINED, JUDGED, BumpPlan, end_of
 from ..sides.releases import BASELINE, CANDIDATE, SIDES, Release, find_release
 from ..surface.callables import callables_of, used_of
 from ..surface.comparison import called_findings, surface_findings
@@ -307,7 +307,7 @@ def _seen(context: Context) -> Seen:
     return see
 
 
-def unimported(comparison: Comparison, plan: Plan) -> Iterator[tuple[str, int]]:
+def unimported(comparison: Comparison, plan: BumpPlan) -> Iterator[tuple[str, int]]:
     """Yield a sentence and an exit code for each implementation that cannot be imported."""
     for each in comparison.compared:
         # With both it is nothing of a release: who named it named what there is not.

@@ -63,7 +63,7 @@ class Count:
 
 
 @dataclass(frozen=True)
-class Progress:
+class BumpProgress:
     """Shows what goes on; the default shows nothing.
 
     Attributes:
@@ -95,7 +95,7 @@ class Progress:
 
 
 @contextmanager
-def progress(seconds: float = math.inf) -> Iterator[Progress]:
+def progress(seconds: float = math.inf) -> Iterator[BumpProgress]:
     """Show what goes on, on standard error.
 
     A terminal shows a bar of the problems, the step that began last, what is done of each kind, and
@@ -119,7 +119,7 @@ def progress(seconds: float = math.inf) -> Iterator[Progress]:
         if not has_block(err):
             log(err, finding, time.monotonic() - started)
 
-    made = Progress(begin, find)
+    made = BumpProgress(begin, find)
 
     def line() -> str:
         unfinished = [str(each) for each in made.counts if each.unfinished]

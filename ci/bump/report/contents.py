@@ -16,7 +16,7 @@ from ...releases.packages import FLASHINFER_PACKAGE, PARTS, Package
 from ..behaviour.compiled import compiled_chips
 from ..behaviour.numbers import build_seconds, implementation_json, not_run, replayed, rows_of
 from ..behaviour.records import Comparison
-from ..sides.plan import Plan, end_of
+from ..sides.plan import BumpPlan, end_of
 from ..sides.releases import SIDES
 from ..verdicts.findings import Chip, Finding
 from ..verdicts.policy import RULES, Policy
@@ -28,7 +28,7 @@ _VERSIONS = dict.fromkeys(("flashinfer", "torch", "triton", "cuda"))
 
 def to_json(
     learned: Comparison,
-    plan: Plan,
+    plan: BumpPlan,
     policy: Policy,
     *,
     machine: Chip,
@@ -178,7 +178,7 @@ def _side(learned: Comparison, side: str) -> dict[str, Any]:
 
 def _machine(
     learned: Comparison,
-    plan: Plan,
+    plan: BumpPlan,
     machine: Chip,
     command: str,
     timings: Mapping[str, Any],
@@ -229,7 +229,7 @@ def _machine(
     }
 
 
-def _liveness(learned: Comparison, plan: Plan) -> dict[str, Any]:
+def _liveness(learned: Comparison, plan: BumpPlan) -> dict[str, Any]:
     soaked = [
         {
             "name": each.name,

@@ -39,7 +39,7 @@ more; the rest is for speed."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class BumpPlan:
     """What a comparison of behaviour does. Nothing in it depends on how fast a machine is.
 
     Attributes:

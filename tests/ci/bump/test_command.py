@@ -21,10 +21,10 @@ from kernelproof.ci.bump import command
 from kernelproof.ci.bump.behaviour.compiled import compile_findings, compiled_chips
 from kernelproof.ci.bump.behaviour.records import Compared, Comparison
 from kernelproof.ci.bump.behaviour.steps import unimported
-from kernelproof.ci.bump.behaviour.watching import Progress, progress
+from kernelproof.ci.bump.behaviour.watching import BumpProgress, progress
 from kernelproof.ci.bump.command import _concerned
 from kernelproof.ci.bump.sides import releases
-from kernelproof.ci.bump.sides.plan import SOAK_ON_CPU, Plan
+from kernelproof.ci.bump.sides.plan import SOAK_ON_CPU, BumpPlan
 from kernelproof.ci.bump.sides.releases import SIDES
 from kernelproof.ci.cli import main
 from kernelproof.impl.registry import BUILT_IN
@@ -200,10 +200,10 @@ def test_a_law_of_other_operations_is_refused(
 def test_two_releases_are_compared(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watched: list[Progress] = []
+    watched: list[BumpProgress] = []
 
     @contextmanager
-    def watching(seconds: float) -> Iterator[Progress]:
+    def watching(seconds: float) -> Iterator[BumpProgress]:
         with progress(seconds) as made:
             watched.append(made)
             yield made
@@ -417,7 +417,7 @@ def test_what_fails_with_both_is_wrong_usage_where_it_was_named(
     errors = dict.fromkeys(SIDES[:sides], "in whatever words")
     compared = Compared("it", "gone:it", errors=errors, unimported=frozenset(errors))
     comparison = Comparison(dict.fromkeys(SIDES, "9.9.1"), (), compared=[compared])
-    plan = Plan((), "cpu", PROFILES["quick"], 0, Ledger(()), tmp_path, tmp_path, named=named)
+    plan = BumpPlan((), "cpu", PROFILES["quick"], 0, Ledger(()), tmp_path, tmp_path, named=named)
     assert [each for _, each in unimported(comparison, plan)] == [code] * sides
 
 

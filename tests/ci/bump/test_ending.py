@@ -36,7 +36,7 @@ from kernelproof.ci.bump.behaviour.records import (
 from kernelproof.ci.bump.behaviour.watching import Count
 from kernelproof.ci.bump.command import Request, compare
 from kernelproof.ci.bump.report import contents
-from kernelproof.ci.bump.sides.plan import Plan
+from kernelproof.ci.bump.sides.plan import BumpPlan
 from kernelproof.ci.bump.sides.releases import SIDES
 from kernelproof.ci.bump.verdicts.policy import DEFAULT
 from kernelproof.ci.bump.verdicts.verdict import decide
@@ -347,8 +347,8 @@ def test_problems_wait_for_their_modules_and_in_the_end_for_none() -> None:
     assert order.index("built 1") < order.index("built 2")
 
 
-def plan() -> Plan:
-    return Plan((), "cpu", PROFILES["quick"], 0, Ledger(()), Path("cases"), Path("tensors"))
+def plan() -> BumpPlan:
+    return BumpPlan((), "cpu", PROFILES["quick"], 0, Ledger(()), Path("cases"), Path("tensors"))
 
 
 def test_a_library_is_compiled_once_for_all_that_need_it_the_first_of_each_before_any_second() -> (

@@ -16,7 +16,7 @@ from kernelproof.ci.answers.journal import Journal
 from kernelproof.ci.bump.behaviour.asking import Bench, Side
 from kernelproof.ci.bump.behaviour.preparing import survey_both
 from kernelproof.ci.bump.sides import releases
-from kernelproof.ci.bump.sides.plan import Plan
+from kernelproof.ci.bump.sides.plan import BumpPlan
 from kernelproof.ci.bump.sides.releases import SIDES
 from kernelproof.ci.cli import main
 from kernelproof.ci.console.errors import UsageRefusedError
@@ -197,7 +197,7 @@ def test_importing_that_does_not_end_is_told_in_one_sentence(tmp_path: Path) -> 
         def remember(self, _: object, answer: Callable[[], Any]) -> Any:  # noqa: ANN401
             return answer()
 
-    plan = Plan((), "cpu", PROFILES["quick"], 0, Ledger(()), tmp_path, tmp_path)
+    plan = BumpPlan((), "cpu", PROFILES["quick"], 0, Ledger(()), tmp_path, tmp_path)
     bench = Bench(plan, dict.fromkeys(SIDES, Stuck()), Journal(None), Ending())
     found = survey_both("mine", "m:f", bench)
     why = "cannot be imported: importing it took longer than 60 s"

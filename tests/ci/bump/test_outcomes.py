@@ -18,7 +18,7 @@ from kernelproof.ci.bump.behaviour.numbers import implementation_json
 from kernelproof.ci.bump.behaviour.outcomes import MOST_LOOKS, Context, examine
 from kernelproof.ci.bump.behaviour.preparing import laws_to_judge
 from kernelproof.ci.bump.behaviour.records import Compared, Comparison, Surveyed, Tried
-from kernelproof.ci.bump.sides.plan import Plan
+from kernelproof.ci.bump.sides.plan import BumpPlan
 from kernelproof.ci.bump.sides.releases import SIDES, Release
 from kernelproof.ci.bump.verdicts.findings import CHANGES, Finding
 from kernelproof.ci.console.errors import MachineError
@@ -75,7 +75,7 @@ def find(tmp_path: Path) -> Any:  # noqa: ANN401  a function
     ) -> list[Finding]:
         releases = {side: Release(side, tmp_path, sys.executable, ()) for side in SIDES}
         targets = {side: Target(flashinfer=side, torch=torch) for side, torch in VERSIONS.items()}
-        plan = Plan((), "cpu", PROFILES["quick"], 0, Ledger(entries), cases, tmp_path)
+        plan = BumpPlan((), "cpu", PROFILES["quick"], 0, Ledger(entries), cases, tmp_path)
         sides = cast("dict[str, Any]", dict.fromkeys(SIDES, candidate))
         bench = Bench(plan, sides, Journal(None), Ending())
         address = Address("made.up:it", None, "cpu", modules=("chosen",))
@@ -251,7 +251,7 @@ def test_what_the_ledger_knows_of_both_releases_is_not_new_with_one(
 
 
 def test_laws_that_need_what_neither_release_declares_draw_nothing() -> None:
-    plan = Plan((), "cpu", PROFILES["quick"], 0, Ledger(()), Path(), Path())
+    plan = BumpPlan((), "cpu", PROFILES["quick"], 0, Ledger(()), Path(), Path())
     without, with_it = (
         {law.name for law in laws_to_judge(Surveyed(NAME, "", "merge_state", declares=each), plan)}
         for each in (frozenset[str](), frozenset({"writes_out"}))

@@ -32,7 +32,7 @@ from kernelproof.ci.bump.behaviour.building import (
 )
 from kernelproof.ci.bump.behaviour.judging import Judging, Task
 from kernelproof.ci.bump.behaviour.records import DEAR, TIME, Planned, Surveyed, Tried
-from kernelproof.ci.bump.sides.plan import JUDGED, Plan
+from kernelproof.ci.bump.sides.plan import JUDGED, BumpPlan
 from kernelproof.ci.bump.sides.releases import SIDES
 from kernelproof.properties.findings.ledger import Ledger
 from kernelproof.properties.isolation.outcome import Outcome
@@ -146,9 +146,9 @@ def bench(side: Side, journal: Journal, cases: Path, minutes: float = math.inf) 
     return Bench(plan(cases), dict.fromkeys(SIDES, side), journal, Ending(60 * minutes))
 
 
-def plan(cases: Path = Path("cases")) -> Plan:
+def plan(cases: Path = Path("cases")) -> BumpPlan:
     names = [*NO_MODULES, *WITH_MODULES]
-    return Plan(names, "cuda", PROFILES["gate"], 0, Ledger(), cases, Path("tensors"))
+    return BumpPlan(names, "cuda", PROFILES["gate"], 0, Ledger(), cases, Path("tensors"))
 
 
 @dataclass
