@@ -125,8 +125,8 @@ class Trying:
         most = cores() // 2 if order.device == "cuda" else cores()
         jobs = order.jobs or max(1, min(most, MOST_WORKERS))
         environment = limited_to(compilers() // jobs)
-        pool = open_pool(order.device, size=jobs, standby=False, environment=environment)
-        self._scheduler = Scheduler(pool, jobs, self.ending)
+        self._pool = open_pool(order.device, size=jobs, standby=False, environment=environment)
+        self._scheduler = Scheduler(self._pool, jobs, self.ending)
 
     def execute(self) -> Report:
         """Try everything, and report what was learned even if the run ends early."""
@@ -135,7 +135,8 @@ class Trying:
             self.report.implementations.append(tried)
             take = partial(self._take_survey, tried)
             self._scheduler.ask(Question(tried, partial(self._survey, tried), take))
-        self._scheduler.run(self._ask_groups)
+        with self._pool:
+            self._scheduler.run(self._ask_groups)
         self.report.ended, self.report.lost = self.ending.ended, self.ending.lost
         self._add_unreached()
         self.report.seconds = time.monotonic() - self._started
@@ -162,7 +163,7 @@ class Trying:
         self._say(f"{self._cell_count} cells, {self._build_count} modules to build")
         for rank, group in enumerate(sorted(self._groups, key=_slowest_first)):
             ask = partial(self._try_group, group)
-            self._scheduler.ask(Question(group.tried, ask, lambda _: None, rank))
+            self._scheduler.ask(Question(group.tried, ask, lambda _: None, (rank,)))
 
     def _try_group(self, group: Group, worker: Worker) -> None:
         """Build a module and try its cells, in one process as long as that lives."""

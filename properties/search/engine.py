@@ -215,12 +215,9 @@ class Run:
         )
         # Each worker costs seconds to start: none more than there are laws to run.
         size = min(self._jobs, count * len(plan.laws) or self._jobs)
+        self._pool = open_pool(plan.device, size=size, tool=plan.sanitizer)
         self._scheduler = Scheduler(
-            open_pool(plan.device, size=size, tool=plan.sanitizer),
-            self._jobs,
-            self.ending,
-            beside=count,
-            close=self._builder.close,
+            self._pool, self._jobs, self.ending, beside=count, close=self._builder.close
         )
         self._examples = examples_on(plan.examples, self.target)
         self._drawers = drawers_for(self._jobs)
@@ -252,18 +249,20 @@ class Run:
                 examined.report, partial(self._prepare, examined), partial(self._begin, examined)
             )
         try:
-            self._scheduler.run(self._ask_rest)
+            with self._pool:
+                self._scheduler.run(self._ask_rest)
         finally:
+            self.ending.stop()
             run.ended, run.lost = self.ending.ended, self.ending.lost
-            run.respawns = self._scheduler.pool.respawns
+            run.respawns = self._pool.respawns
             run.seconds = time.monotonic() - start
             for examined in self._examined:
                 self._complete(examined)
             self._drawers.close()
         tell_apart(run.implementations)
         for report in run.implementations:
-            report.left = self._scheduler.pool.left(report.reference)
-        run.left = self._scheduler.pool.left(None)
+            report.left = self._pool.left(report.reference)
+        run.left = self._pool.left(None)
         return run
 
     def _complete(self, examined: Examined) -> None:
@@ -372,7 +371,7 @@ class Run:
     def _ask_replay(self, prepared: Prepared, number: int) -> None:
         ask = partial(self._replay, prepared, number)
         take = partial(self._take_replay, prepared, number)
-        self._scheduler.ask(Question(prepared.report, ask, take, REPLAY_RANK))
+        self._scheduler.ask(Question(prepared.report, ask, take, (REPLAY_RANK,)))
 
     def _replay(self, prepared: Prepared, number: int, worker: Worker) -> Replayed:
         """Replay a stored case; a failure of the suite in it leaves the laws to be run."""
@@ -440,7 +439,7 @@ class Run:
                     prepared.report,
                     partial(self._judge, prepared.candidate, law, options),
                     partial(take, prepared),
-                    REPLAY_RANK if early else rank,
+                    (REPLAY_RANK if early else rank,),
                 )
             )
 
@@ -555,7 +554,7 @@ class Run:
         ask = experiments_on(report, prepared.candidate, self.plan, seed, stopped)
         if ask is not None:
             take = partial(self._take_causes, report)
-            self._scheduler.ask(Question(report, ask, take, REPLAY_RANK))
+            self._scheduler.ask(Question(report, ask, take, (REPLAY_RANK,)))
         if self.plan.sanitizer:
             self._ask_next_replay(prepared)
 
@@ -596,7 +595,7 @@ class Run:
         )
         ask = partial(self._search_again, prepared.candidate, law, options, tuple(again))
         take = partial(self._take_again, prepared, found)
-        self._scheduler.ask(Question(prepared.report, ask, take, REPLAY_RANK))
+        self._scheduler.ask(Question(prepared.report, ask, take, (REPLAY_RANK,)))
 
     def _search_again(
         self,

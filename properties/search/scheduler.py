@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -12,10 +12,10 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from ..findings.report import INTERRUPTED
-from ..isolation.workers import Worker, WorkerPool
+from ..isolation.workers import Worker
 from ..worker.requests import DeviceLostError
-from .ending import Ending
-from .priority_executor import PriorityExecutor
+from .ending import EndedError, Ending
+from .priority_executor import PriorityExecutor, RankedQueue, Work
 
 GRACE_SECONDS = 4.0
 """Seconds that a run which ends early waits for the questions in progress."""
@@ -28,11 +28,22 @@ Lease = Callable[[], AbstractContextManager[Worker]]
 class Asked(Protocol):
     """The record of an implementation that is asked about."""
 
-    reference: str
-    """Its MODULE:NAME, by which workers know whose code they have loaded."""
+    @property
+    def reference(self) -> str:
+        """Its MODULE:NAME, by which workers know whose code they have loaded."""
 
-    def fail(self, error: object) -> None:
+    def fail(self, error: Exception, /) -> None:
         """Record a failure of the suite itself."""
+
+
+class Pool(Protocol):
+    """Lends workers: of one kind, or of both releases that are compared."""
+
+    def lease(self, owner: str, /) -> AbstractContextManager[Any]:
+        """Return a context in which a worker belongs to the caller."""
+
+    def close(self) -> None:
+        """End all workers; who asks one of them has no answer."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +58,9 @@ class Question:
     """
 
     about: Asked
-    ask: Callable[[Worker], Any]
+    ask: Callable[[Any], Any]
     take: Callable[[Any], None]
-    rank: int = 0
+    rank: tuple[int, ...] = (0,)
 
 
 class Scheduler:
@@ -58,27 +69,29 @@ class Scheduler:
     All answers are taken in one thread, that of ``run``: whoever takes them needs no lock.
 
     Args:
-        pool: the workers, which the scheduler closes.
+        pool: the workers, which the scheduler closes only where the run ends early.
         jobs: questions that are asked at a time.
         ending: the time when the run ends.
         beside: most threads of ``ask_beside``.
         close: ends what runs beside the workers, such as builds; called when the run ends.
+        queue: orders the questions; by their rank if None.
     """
 
     def __init__(
         self,
-        pool: WorkerPool,
+        pool: Pool,
         jobs: int,
         ending: Ending,
         *,
         beside: int = 1,
         close: Callable[[], None] = lambda: None,
+        queue: RankedQueue[Work] | None = None,
     ) -> None:
-        self.pool, self.ending = pool, ending
-        self._close = close
-        self._asking = PriorityExecutor(jobs)
+        self.ending = ending
+        self._pool, self._close = pool, close
+        self._asking = PriorityExecutor(jobs, queue)
         # Preparing waits for compilers, which must not keep other questions from being asked.
-        self._beside = ThreadPoolExecutor(max(1, beside))
+        self._beside = PriorityExecutor(max(1, beside))
         # Not ``concurrent.futures.wait``: it would look at each of a thousand futures each time.
         self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._pending: dict[Future[Any], tuple[Asked, Callable[[Any], None]]] = {}
@@ -88,14 +101,15 @@ class Scheduler:
         if not self.ending.stopped():
             work = partial(self._leased, question)
             owner = question.about.reference
-            future = self._asking.submit(work, question.rank, owner=owner)
+            future = self._asking.submit(work, *question.rank, owner=owner)
             self._expect(future, question.about, question.take)
 
     def ask_beside(
-        self, about: Asked, ask: Callable[[Lease], Any], take: Callable[[Any], None]
+        self, about: Asked, ask: Callable[[Lease], Any], take: Callable[[Any], None], rank: int = 0
     ) -> None:
         """Ask in a thread that has no worker; it is given a function that leases one."""
-        self._expect(self._beside.submit(ask, partial(self._lease, about)), about, take)
+        work = partial(ask, partial(self._lease, about))
+        self._expect(self._beside.submit(work, rank), about, take)
 
     def post(self, about: Asked, take: Callable[[], None]) -> None:
         """Have a part of an answer taken in the thread of ``run``, from any other thread."""
@@ -114,7 +128,7 @@ class Scheduler:
             idle: called when nothing is in progress; may ask more.
         """
         # Only woken: what stops before ``_end_early`` would look like a run that has all answers.
-        with self._asking, self._beside, self.pool, self.ending.watched(self._wake):
+        with self._asking, self._beside, self.ending.watched(self._wake):
             try:
                 while not self.ending.due:
                     if not self._pending:
@@ -128,10 +142,10 @@ class Scheduler:
                 self.ending.end(INTERRUPTED)
                 self._end_early()
             finally:
-                # Ends whatever still runs: the executors wait for their threads.
-                self.ending.stop()
                 self._close()
-                self.pool.close()
+                if self._pending:  # the executors wait for their threads
+                    self.ending.stop()
+                    self._pool.close()
         # Answers that came while the executors waited for their threads still count.
         self._take(0)
 
@@ -145,7 +159,7 @@ class Scheduler:
         self._take_for(GRACE_SECONDS)
         # From here on an error may be the doing of ``close``, and accuses nobody.
         self.ending.cut_off = True
-        self.pool.close()
+        self._pool.close()
         self._take_for(LAST_SECONDS)
 
     def _take_for(self, seconds: float) -> None:
@@ -181,7 +195,7 @@ class Scheduler:
     def _settle(self, about: Asked, take: Callable[[], None]) -> None:
         try:
             take()
-        except CancelledError:
+        except (CancelledError, EndedError):
             pass
         except DeviceLostError as error:
             self.ending.lose(str(error))
@@ -193,7 +207,7 @@ class Scheduler:
 
     @contextmanager
     def _lease(self, about: Asked) -> Iterator[Worker]:
-        with self.pool.lease(about.reference) as worker:
+        with self._pool.lease(about.reference) as worker:
             if self.ending.stopped():  # since it was queued
                 raise CancelledError
             try:

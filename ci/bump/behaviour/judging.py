@@ -8,15 +8,12 @@ journal's.
 from __future__ import annotations
 
 import math
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ....impl.registry import resolve_name
 from ....properties.findings.corpus import Case
@@ -24,11 +21,14 @@ from ....properties.findings.ledger import Entry
 from ....properties.laws import Law, laws_of
 from ....properties.search.building import compilers
 from ....properties.search.ending import EndedError, Ending
-from ....properties.search.priority_executor import FairQueue, PriorityExecutor
+from ....properties.search.priority_executor import FairQueue, for_each
+from ....properties.search.scheduler import Question, Scheduler
 from ....properties.space.drawers import drawers_for
 from ....properties.verdicts.text import count_of
 from ....properties.verdicts.verdict import Verdict
+from ....properties.worker.requests import HarnessError
 from ....reference import Problem
+from ...console.errors import MachineError
 from ..sides.plan import DEADLINES, JUDGED, minutes_of
 from ..sides.releases import BASELINE, CANDIDATE, SIDES
 from .asking import OWNER, Bench, answer_of
@@ -63,17 +63,11 @@ class Task:
     module: str | None = None
 
 
-@dataclass(frozen=True)
-class Answers:
-    """What became of all implementations.
+class Subject(NamedTuple):
+    """An implementation by its name, and the function that takes a failure of the suite in it."""
 
-    Attributes:
-        compared: the compared implementations in the order of the plan; those that were surveyed.
-        error: why it ended early; None if it did not. The end of the comparison is no error.
-    """
-
-    compared: tuple[Compared, ...]
-    error: BaseException | None = None
+    reference: str
+    fail: Callable[[Exception], None]
 
 
 class Judging:
@@ -83,40 +77,47 @@ class Judging:
         bench: the bench of the comparison: problems that nobody has judged by its end are left out.
         builders: workers that build.
         seen: function that is called with each problem that was judged.
+
+    Attributes:
+        error: why it ended early, where neither a device nor a worker failed; None otherwise.
     """
 
     def __init__(self, bench: Bench, builders: Builders, seen: Seen = lambda *_: None) -> None:
         self._bench, self._builders, self._seen = bench, builders, seen
         threads = bench.plan.threads
         self._drawers = drawers_for(threads)  # processes, as many as there are cores for
-        self._judges = PriorityExecutor(threads, FairQueue())
-        self._drawing = PriorityExecutor(max(DRAWING, self._drawers.processes))
+        # Its ending is its own: after the end of the comparison, the journal refuses what it does
+        # not know, and what it knows is still taken.
+        self._scheduler = Scheduler(
+            bench,
+            threads,
+            Ending(),
+            beside=1 + max(DRAWING, self._drawers.processes),
+            close=builders.bench.close,
+            queue=FairQueue(),
+        )
         self._known: dict[str, Planned] = {}
         self._drawn: defaultdict[str, dict[str, int]] = defaultdict(dict)
         self._judged: defaultdict[str, list[tuple[tuple[int, ...], Tried]]] = defaultdict(list)
         self._waiting: defaultdict[tuple[str, str], list[Task]] = defaultdict(list)
         self._built: set[tuple[str, str]] = set()
-        self._errors: list[BaseException] = []
-        self._lock = threading.Lock()
+        self.error: Exception | None = None
 
-    def run(self) -> Answers:
-        """Judge all that can be judged; the first error of a thread ends the others."""
+    def run(self) -> tuple[Compared, ...]:
+        """Judge all that can be judged; return the surveyed implementations in the plan's order."""
+        bench, building, ending = self._bench, self._builders.bench, self._scheduler.ending
         try:
-            with self._judges:
-                with self._drawing:
-                    self._guarded(self._prepare)
-                    self._builders.bench.close()
-                # Of modules that were never built: the journal may have their answers, and what
-                # could not be built is left to the laws.
-                self._built.update(self._waiting)
-                for waiting in self._waiting.values():
-                    self._submit(waiting)
+            self._scheduler.ask_beside(self._subject(), self._prepare, lambda _: building.close())
+            with ending.closing(building.close), ending.closing(bench.close):
+                self._scheduler.run(self._ask_waiting)
         finally:
             self._drawers.close()
-        known = [
-            self._known[name] for name in self._bench.plan.implementations if name in self._known
-        ]
-        return Answers(tuple(map(self._compared, known)), next(iter(self._errors), None))
+        if ending.asked:  # by an interrupt that only the scheduler has seen
+            bench.ending.end(ending.asked)
+        if ending.lost:  # what was learned stays, and findings are made of it
+            bench.ending.lose(ending.lost)
+        known = filter(None, map(self._known.get, bench.plan.implementations))
+        return tuple(map(self._compared, known))
 
     def _compared(self, found: Planned) -> Compared:
         return Compared.after(
@@ -126,17 +127,20 @@ class Judging:
             builds=self._builders.seconds.get(found.name, {}),
         )
 
-    def _guarded(self, do: Callable[[], None]) -> None:
-        """Do something; its error ends all other threads, but the end of the comparison is none."""
-        try:
-            with suppress(EndedError):
-                do()
-        except BaseException as error:  # noqa: BLE001  it is handed over once all have ended
-            self._errors.append(error)
-            self._builders.bench.close()
-            self._bench.close()
+    def _subject(self, name: str = "") -> Subject:
+        return Subject(name, self._fail)
 
-    def _prepare(self) -> None:
+    def _fail(self, error: Exception) -> None:
+        """End the comparison with the first error: it says nothing of a release."""
+        ending = self._scheduler.ending
+        if isinstance(error, (HarnessError, MachineError)):
+            ending.lose(str(error))
+        elif not ending.stopped():  # else it may be the doing of an error before it
+            self.error = error
+        ending.stop()
+        self._scheduler.withdraw()
+
+    def _prepare(self, _: object) -> None:
         """Survey all implementations, choose and build their modules; hand over what is ready."""
         bench, progress = self._bench, self._bench.progress
         names = bench.plan.implementations
@@ -148,18 +152,14 @@ class Judging:
             "asking what each implementation supports; what needs no module is judged at once"
         )
         progress.surveyed.expect(len(names))
-        with ThreadPoolExecutor(threads) as surveying:
-            for name in names:
-                surveying.submit(self._guarded, partial(self._survey, name, asking))
-        if self._errors:
-            return
+        for_each(names, threads, partial(self._survey, asking), failed=asking.close)
         refuse_laws([*self._known.values()], bench.plan.laws)
         wanted = self._choose([self._known[name] for name in names], asking)
         for line in announced([self._known[name] for name in names], wanted, bench.ending):
             progress.tell(line)
         self._builders.build(wanted, self._release)
 
-    def _survey(self, name: str, asking: Bench) -> None:
+    def _survey(self, asking: Bench, name: str) -> None:
         """Learn what an implementation supports; what needs no module is judged at once."""
         reference = resolve_name(name)
         try:
@@ -187,28 +187,31 @@ class Judging:
         return wanted
 
     def _add(self, found: Planned) -> None:
-        """Have an implementation's problems drawn and judged: first laws before any second."""
+        """Have an implementation's problems drawn and judged, from any thread."""
         self._known[found.name] = found
-        if found.left_out:
-            return
-        self._bench.progress.judged.expect(sum(found.planned.values()))
+        if not found.left_out:
+            self._bench.progress.judged.expect(sum(found.planned.values()))
+            self._scheduler.post(self._subject(found.name), partial(self._begin, found))
+
+    def _begin(self, found: Planned) -> None:
+        """Have an implementation's problems drawn and judged: first laws before any second."""
+        subject = self._subject(found.name)
         self._submit(_stored(found, self._bench))
         for number, (law, count) in enumerate(laws_to_judge(found, self._bench.plan).items()):
-            work = partial(self._draw, found, number, law, count)
-            self._drawing.submit(partial(self._guarded, work), number)
+            ask = partial(self._draw, found, number, law, count)
+            self._scheduler.ask_beside(subject, ask, self._submit, number)
 
-    def _draw(self, found: Planned, number: int, law: Law, count: int) -> None:
+    def _draw(self, found: Planned, number: int, law: Law, count: int, _: object) -> list[Task]:
         """Draw the problems of a law, the module of each noted; none once the time is over."""
         bench = self._bench
-        if self._errors or bench.ending.over:
-            return
+        bench.ending.refuse()
         problems = draw(law, count, found, bench.plan, self._drawers)
         self._drawn[found.name][law.name] = len(problems)
         bench.progress.judged.expect(len(problems) - count)
         keys: Sequence[str | None] = [None] * len(problems)
         if found.modules and problems:
             keys = ask_keys(found, bench, problems)
-        self._submit(
+        return [
             Task(
                 found,
                 (DRAWN, number, place),
@@ -217,34 +220,42 @@ class Judging:
                 key,
             )
             for place, (problem, key) in enumerate(zip(problems, keys, strict=True))
-        )
+        ]
 
     def _submit(self, tasks: Iterable[Task]) -> None:
         """Queue problems, or keep them until their module is built."""
         for task in tasks:
             place = (task.found.name, task.module or "")
-            with self._lock:
-                if task.module is not None and place not in self._built:
-                    self._waiting[place].append(task)
-                    continue
-            work = partial(self._guarded, partial(self._judge, task))
-            self._judges.submit(work, *task.rank, owner=task.found.name)
+            if task.module is not None and place not in self._built:
+                self._waiting[place].append(task)
+                continue
+            subject, take = self._subject(task.found.name), partial(self._take, task)
+            self._scheduler.ask(Question(subject, partial(self._judge, task), take, task.rank))
 
     def _release(self, module: Wanted) -> None:
-        """Queue the problems of a module that is now built for both releases."""
+        """Queue the problems of a module that is now built for both releases, from any thread."""
         place = (module.found.name, module.key)
-        with self._lock:
-            self._built.add(place)
-            waiting = self._waiting.pop(place, ())
-        self._submit(waiting)
+        self._scheduler.post(self._subject(place[0]), partial(self._ask_built, place))
 
-    def _judge(self, task: Task) -> None:
-        if self._errors:
-            return
+    def _ask_built(self, place: tuple[str, str]) -> None:
+        self._built.add(place)
+        self._submit(self._waiting.pop(place, ()))
+
+    def _ask_waiting(self) -> None:
+        """Queue, at last, the problems of modules that were never built.
+
+        The journal may have their answers, and what could not be built is left to the laws.
+        """
+        for place in [*self._waiting]:
+            self._ask_built(place)
+
+    @staticmethod
+    def _judge(task: Task, _: object = None) -> Tried:
         OWNER.set(f"{task.found.name} {task.module}" if task.module else "")
-        tried = task.ask()
-        with self._lock:
-            self._judged[task.found.name].append((task.place, tried))
+        return task.ask()
+
+    def _take(self, task: Task, tried: Tried) -> None:
+        self._judged[task.found.name].append((task.place, tried))
         self._bench.progress.judged.add()
         self._seen(tried, task.found)
 

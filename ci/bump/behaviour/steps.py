@@ -26,7 +26,7 @@ from ....properties.search.ending import EndedError, Ending
 from ....properties.verdicts.text import count_of
 from ....properties.worker.requests import DeviceLostError, HarnessError
 from ...answers.journal import Journal
-from ...console.errors import INCOMPLETE, MACHINE, USAGE, MachineError
+from ...console.errors import INCOMPLETE, MACHINE, USAGE
 from ...releases.packages import BEHAVIOUR, DECLARED, SPEED, SURFACE
 from ...releases.sandboxes import Tell
 from ...releases.subprocess_runner import run_to_end
@@ -45,7 +45,7 @@ from ..surface.uses import Source, with_uses
 from ..verdicts.findings import Chip, finding
 from .asking import Bench
 from .building import Builders
-from .judging import Answers, Judging, Seen
+from .judging import Judging, Seen
 from .numbers import cuts_of, gap, last_line, nothing_judged
 from .outcomes import FIXED, Context, Examined, change_of, entry_of, examine
 from .records import LOST, Compared, Comparison, Planned, Tried
@@ -221,13 +221,15 @@ def compare_behaviour(
             progress.tell("starting workers with both releases")
             comparison = replace(comparison, targets=_targets(comparison, bench))
             context = Context(bench, comparison.releases, comparison.targets, chips)
-            answers = _judged(context)
-            comparison = replace(comparison, compared=answers.compared)
+            builders = Builders(comparison.releases, bench)
+            judging = Judging(bench, builders, _seen(context))
+            with builders.opened():
+                comparison = replace(comparison, compared=judging.run())
             for sentence, code in unimported(comparison, bench.plan):
                 comparison = comparison.failing(sentence, code)
             yield comparison
-            if answers.error is not None:
-                raise answers.error
+            if judging.error is not None:
+                raise judging.error
             ending.allot(EXAMINED)
             progress.tell("running failures again, and making them small")
             examined = examine(comparison.compared, context)
@@ -273,19 +275,6 @@ def _targets(comparison: Comparison, bench: Bench) -> dict[str, Target]:
 
     with ThreadPoolExecutor(len(SIDES)) as threads:
         return dict(zip(SIDES, threads.map(ask, SIDES), strict=True))
-
-
-def _judged(context: Context) -> Answers:
-    """Judge while implementations are surveyed and their modules built."""
-    bench = context.bench
-    builders = Builders(context.releases, bench)
-    with builders.opened():
-        answers = Judging(bench, builders, _seen(context)).run()
-    if isinstance(answers.error, (HarnessError, DeviceLostError, MachineError)):
-        # What was learned stays, and findings are made of it.
-        bench.ending.lose(str(answers.error))
-        return replace(answers, error=None)
-    return answers
 
 
 def _seen(context: Context) -> Seen:

@@ -205,7 +205,7 @@ def test_what_is_prepared_is_not_searched_early_any_more() -> None:
     examined = Examined(report, ready=True)
     run._begin_early(examined, cast("Any", None))  # which is not looked into
     assert examined.prepared is None
-    run._scheduler.pool.close()
+    run._pool.close()
 
 
 def test_nothing_is_built_that_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

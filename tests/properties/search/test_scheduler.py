@@ -26,12 +26,6 @@ class NoProcesses:
     def __init__(self) -> None:
         self.closed = threading.Event()
 
-    def __enter__(self) -> None:
-        """Begin."""
-
-    def __exit__(self, *_: object) -> None:
-        """End."""
-
     @contextmanager
     def lease(self, owner: str) -> Iterator[str]:
         """Lend one by the name of its owner."""
@@ -73,7 +67,7 @@ def test_answers_are_taken_in_the_thread_of_the_run(pool: Any) -> None:  # noqa:
         raise ValueError(message)
 
     asked.ask(Question(about, lambda worker: worker, take))
-    asked.ask(Question(other, wrong, take))  # type: ignore[arg-type]
+    asked.ask(Question(other, wrong, take))
     asked.ask_beside(about, lambda _: "beside", take)
     asked.run()
     assert sorted(answer for answer, _ in taken) == ["a", "a later", "beside"]
@@ -89,8 +83,8 @@ def test_nothing_is_asked_once_the_device_is_lost(pool: Any) -> None:  # noqa: A
         message = "it did not come back"
         raise DeviceLostError(message)
 
-    asked.ask(Question(about, lose, taken.append, 0))
-    asked.ask(Question(about, lambda _: "later", taken.append, 1))
+    asked.ask(Question(about, lose, taken.append, (0,)))
+    asked.ask(Question(about, lambda _: "later", taken.append, (1,)))
     asked.run(lambda: asked.ask(Question(about, lambda _: "idle", taken.append)))
     assert taken == []
     assert asked.ending.lost == "it did not come back"
