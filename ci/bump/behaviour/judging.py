@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ....impl.registry import resolve_name
@@ -42,25 +43,12 @@ DRAWING = 2
 STORED, DRAWN, QUARANTINED = range(3)
 Seen = Callable[[Tried, Planned], None]
 """Function that is shown each problem that was judged."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """A problem of an implementation that waits to be judged.
-
-    Attributes:
-        found: the implementation.
-        place: place of the problem in the report.
-        rank: priority of the problem among those of its implementation; the lowest is first.
-        ask: function that judges the problem with both releases.
-        module: key of the module that must be built before; None if it needs none.
-    """
-
-    found: Planned
-    place: tuple[int, ...]
-    rank: tuple[int, ...]
-    ask: Callable[[], Tried]
-    module: str | None = None
+Ask = Callable[[Planned, Bench], Tried]
+"""Function that judges a problem of an implementation with both releases."""
+Place = tuple[int, int, int]
+"""Place of a problem in the report: its stage, the number of its law or case, and its own."""
+Asking = tuple[Question, str | None]
+"""A question, and the key of the module that must be built before; None if it needs none."""
 
 
 class Subject(NamedTuple):
@@ -98,8 +86,8 @@ class Judging:
         )
         self._known: dict[str, Planned] = {}
         self._drawn: defaultdict[str, dict[str, int]] = defaultdict(dict)
-        self._judged: defaultdict[str, list[tuple[tuple[int, ...], Tried]]] = defaultdict(list)
-        self._waiting: defaultdict[tuple[str, str], list[Task]] = defaultdict(list)
+        self._judged: defaultdict[str, list[tuple[Place, Tried]]] = defaultdict(list)
+        self._waiting: defaultdict[tuple[str, str], list[Asking]] = defaultdict(list)
         self._built: set[tuple[str, str]] = set()
         self.error: Exception | None = None
 
@@ -123,7 +111,7 @@ class Judging:
         return Compared.after(
             found,
             planned={**found.planned, **self._drawn[found.name]},
-            tried=tuple(tried for _, tried in sorted(self._judged[found.name], key=_place)),
+            tried=tuple(tried for _, tried in sorted(self._judged[found.name], key=itemgetter(0))),
             builds=self._builders.seconds.get(found.name, {}),
         )
 
@@ -196,12 +184,12 @@ class Judging:
     def _begin(self, found: Planned) -> None:
         """Have an implementation's problems drawn and judged: first laws before any second."""
         subject = self._subject(found.name)
-        self._submit(_stored(found, self._bench))
+        self._submit(self._stored(found))
         for number, (law, count) in enumerate(laws_to_judge(found, self._bench.plan).items()):
             ask = partial(self._draw, found, number, law, count)
             self._scheduler.ask_beside(subject, ask, self._submit, number)
 
-    def _draw(self, found: Planned, number: int, law: Law, count: int, _: object) -> list[Task]:
+    def _draw(self, found: Planned, number: int, law: Law, count: int, _: object) -> list[Asking]:
         """Draw the problems of a law, the module of each noted; none once the time is over."""
         bench = self._bench
         bench.ending.refuse()
@@ -212,25 +200,32 @@ class Judging:
         if found.modules and problems:
             keys = ask_keys(found, bench, problems)
         return [
-            Task(
-                found,
-                (DRAWN, number, place),
-                (DRAWN, place, number),
-                partial(judge, law, problem, found, bench),
-                key,
-            )
+            self._asking(found, (DRAWN, number, place), partial(judge, law, problem), key)
             for place, (problem, key) in enumerate(zip(problems, keys, strict=True))
         ]
 
-    def _submit(self, tasks: Iterable[Task]) -> None:
+    def _stored(self, found: Planned) -> Iterator[Asking]:
+        for number, (case, entry) in enumerate(cases_to_judge(found, self._bench.plan)):
+            stage = QUARANTINED if entry is not None and entry.quarantine else STORED
+            key = found.keys.get(case.problem.id)
+            yield self._asking(found, (stage, number, 0), partial(judge_case, case, entry), key)
+
+    def _asking(self, found: Planned, place: Place, ask: Ask, key: str | None) -> Asking:
+        """Return the question about a problem, and the key of the module that it needs."""
+        owner = f"{found.name} {key}" if key else ""
+        subject, take = self._subject(found.name), partial(self._take, found, place)
+        stage, law, number = place
+        rank = (stage, number, law)  # the first problem of each law before any second
+        return Question(subject, partial(_judged, ask, found, owner), take, rank), key
+
+    def _submit(self, asked: Iterable[Asking]) -> None:
         """Queue problems, or keep them until their module is built."""
-        for task in tasks:
-            place = (task.found.name, task.module or "")
-            if task.module is not None and place not in self._built:
-                self._waiting[place].append(task)
-                continue
-            subject, take = self._subject(task.found.name), partial(self._take, task)
-            self._scheduler.ask(Question(subject, partial(self._judge, task), take, task.rank))
+        for question, key in asked:
+            place = (question.about.reference, key or "")
+            if key is None or place in self._built:
+                self._scheduler.ask(question)
+            else:
+                self._waiting[place].append((question, key))
 
     def _release(self, module: Wanted) -> None:
         """Queue the problems of a module that is now built for both releases, from any thread."""
@@ -249,27 +244,15 @@ class Judging:
         for place in [*self._waiting]:
             self._ask_built(place)
 
-    @staticmethod
-    def _judge(task: Task, _: object = None) -> Tried:
-        OWNER.set(f"{task.found.name} {task.module}" if task.module else "")
-        return task.ask()
-
-    def _take(self, task: Task, tried: Tried) -> None:
-        self._judged[task.found.name].append((task.place, tried))
+    def _take(self, found: Planned, place: Place, tried: Tried) -> None:
+        self._judged[found.name].append((place, tried))
         self._bench.progress.judged.add()
-        self._seen(tried, task.found)
+        self._seen(tried, found)
 
 
-def _place(answer: tuple[tuple[int, ...], Tried]) -> tuple[int, ...]:
-    return answer[0]
-
-
-def _stored(found: Planned, bench: Bench) -> Iterator[Task]:
-    for number, (case, entry) in enumerate(cases_to_judge(found, bench.plan)):
-        stage = QUARANTINED if entry is not None and entry.quarantine else STORED
-        place = (stage, 0, number)
-        ask = partial(judge_case, case, entry, found, bench)
-        yield Task(found, place, place, ask, found.keys.get(case.problem.id))
+def _judged(ask: Ask, found: Planned, owner: str, bench: Bench) -> Tried:
+    OWNER.set(owner)
+    return ask(found, bench)
 
 
 def judge(law: Law, problem: Problem, found: Surveyed, bench: Bench) -> Tried:

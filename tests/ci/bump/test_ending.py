@@ -24,7 +24,7 @@ from kernelproof.ci.bump import command
 from kernelproof.ci.bump.behaviour import watching
 from kernelproof.ci.bump.behaviour.asking import Bench
 from kernelproof.ci.bump.behaviour.building import Builders, Wanted, ordered_builds
-from kernelproof.ci.bump.behaviour.judging import Judging, Task, judge
+from kernelproof.ci.bump.behaviour.judging import Asking, Judging, judge
 from kernelproof.ci.bump.behaviour.numbers import cuts_of, gap, matters, rows_of
 from kernelproof.ci.bump.behaviour.records import (
     DEAR,
@@ -327,19 +327,19 @@ def test_problems_wait_for_their_modules_and_in_the_end_for_none() -> None:
     bench = Bench(plan(), {}, Journal(None), Ending())
     judging = Judging(bench, Builders({}, bench), lambda tried, _: order.append(tried.law))
 
-    def task(found: Planned, number: int, module: str | None = None) -> Task:
+    def asking(found: Planned, number: int, module: str | None = None) -> Asking:
         tried = Tried(f"{found.name} {number}", MergeProblem(num_states=2), {})
-        return Task(found, (number,), (number,), lambda: tried, module)
+        return judging._asking(found, (0, 0, number), lambda *_: tried, module)
 
     free, built = Planned("free", ""), Planned("built", "")
 
-    def submit(*tasks: Task) -> None:
-        judging._scheduler.post(judging._subject(), partial(judging._submit, tasks))
+    def submit(*asked: Asking) -> None:
+        judging._scheduler.post(judging._subject(), partial(judging._submit, asked))
 
     def prepare(_: object) -> None:
-        submit(*(task(built, number, f"module {number}") for number in range(2)), task(free, 0))
+        submit(*(asking(built, number, f"module {number}") for number in range(2)), asking(free, 0))
         judging._release(Wanted(built, "module 1", MergeProblem(num_states=2), 1, {}))
-        submit(task(built, 2, "module 1"))
+        submit(asking(built, 2, "module 1"))
 
     judging._prepare = prepare  # type: ignore[method-assign]
     judging.run()

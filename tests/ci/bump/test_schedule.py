@@ -30,7 +30,7 @@ from kernelproof.ci.bump.behaviour.building import (
     choose_modules,
     ordered_builds,
 )
-from kernelproof.ci.bump.behaviour.judging import Judging, Task
+from kernelproof.ci.bump.behaviour.judging import Judging
 from kernelproof.ci.bump.behaviour.records import DEAR, TIME, Planned, Surveyed, Tried
 from kernelproof.ci.bump.sides.plan import JUDGED, BumpPlan
 from kernelproof.ci.bump.sides.releases import SIDES
@@ -43,7 +43,6 @@ from kernelproof.properties.search.ending import Ending
 from kernelproof.properties.search.priority_executor import FairQueue
 from kernelproof.properties.space.axes import Axes, narrow
 from kernelproof.properties.space.profiles import GATE_SHARE, PROFILES
-from kernelproof.properties.verdicts.verdict import PASS
 from kernelproof.properties.worker.requests import Address
 from kernelproof.reference import AttentionProblem, problem_from_json
 
@@ -151,6 +150,15 @@ def plan(cases: Path = Path("cases")) -> BumpPlan:
     return BumpPlan(names, "cuda", PROFILES["gate"], 0, Ledger(), cases, Path("tensors"))
 
 
+@dataclass(frozen=True)
+class Task:
+    """A problem of an implementation that waits to be judged, and the module that it needs."""
+
+    found: Planned
+    rank: tuple[int, ...]
+    module: str | None
+
+
 @dataclass
 class Schedule:
     """What a comparison does and when, in seconds from its start."""
@@ -228,7 +236,7 @@ class Schedule:
         keys = [each.key for each in self.wanted if each.found is found]
         modules: list[str | None] = [*keys] or [None]
         tasks = [
-            Task(found, (number,), (number,), _unasked, module)
+            Task(found, (number,), module)
             for number, module in zip(range(PROBLEMS), itertools.cycle(modules), strict=False)
         ]
         self._waiting.update(map(self._module, tasks))
@@ -277,10 +285,6 @@ class Schedule:
         self.first = self.first or self.now
         self.last = self.now
         self.by[self.now] = self.judged.total()
-
-
-def _unasked() -> Tried:
-    return Tried("parity", AttentionProblem(), dict.fromkeys(SIDES, PASS))
 
 
 @pytest.fixture(autouse=True)
@@ -359,7 +363,7 @@ def test_a_problem_goes_to_a_worker_that_has_loaded_its_module() -> None:
             leased.append(wanted)
             yield SimpleNamespace(run=lambda *_: Outcome("done", {}))
 
-    def ask(number: int) -> Tried:
+    def ask(number: int, *_: object) -> Tried:
         side.ask({"task": "judge", "number": number}, Deadlines())
         return Tried("parity", AttentionProblem(), {})
 
@@ -368,7 +372,8 @@ def test_a_problem_goes_to_a_worker_that_has_loaded_its_module() -> None:
     judging = Judging(asked, Builders({}, asked))
     for number, key in enumerate(("fp8", None)):
         found = Planned("mine", "mine.py:mine")
-        judging._judge(Task(found, (number,), (number,), partial(ask, number), key))
+        question, _ = judging._asking(found, (0, 0, number), partial(ask, number), key)
+        question.ask(asked)
     assert sorted(leased) == [("", 0.0), ("mine fp8", PATIENCE)]
 
 
