@@ -63,6 +63,10 @@ score-evidence: setup ## Scores into fixtures/evidence (BUG=NAME or OPERATION=me
 	if [ $$status -gt 1 ]; then exit $$status; fi; \
 	$(BIN)/python -m kernelproof.ci.evidence "$$run"
 
+.PHONY: deck
+deck: setup ## The problems that a check asks first, into fixtures/deck (OPERATION=merge_state; default: all)
+	$(BIN)/python -m kernelproof.ci.score.deck $(OPERATION)
+
 .PHONY: faults
 faults: setup-test ## Misbehaving kernels beside honest ones (RUNS=1000 SEED=7: at random)
 	$(BIN)/python tests/faults/harness.py $(if $(RUNS),--runs $(RUNS) --seed $(or $(SEED),0)) $(FAULT_FLAGS)

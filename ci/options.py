@@ -186,6 +186,7 @@ JUDGE = (
         is_flag=True,
         help="End at the first finding that no ledger entry explains.",
     ),
+    law_option("--deck/--no-deck", default=True, hidden=True),  # to measure what the deck saves
     law_option(
         "--costs",
         type=click.Path(dir_okay=False, path_type=Path),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import __version__
+from ...fixtures import DECK
 from ...impl import Target
 from ...impl.registry import resolve_name
 from ...impl.targets.unpacked import folders, packages_in
@@ -72,6 +73,7 @@ def asked_of(plan: Plan) -> dict[str, Any]:
         "operation": plan.operation,
         "rules left out": list(plan.without_rules),
         "share": plan.share,
+        "deck": plan.deck and digest_of(path.read_bytes() for path in sorted(DECK.glob("*.json"))),
         "sanitizer": plan.sanitizer,
         "distrust": plan.distrust,
     }

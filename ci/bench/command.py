@@ -86,6 +86,7 @@ def kernels(
 @click.option(
     "--sample", type=click.IntRange(min=1), metavar="N", help="Draw N of the subjects, by the seed."
 )
+@click.option("--deck/--no-deck", default=True, help="Whether the checks ask the deck first.")
 @JSON
 @click.pass_context
 def first_finding(
@@ -94,6 +95,8 @@ def first_finding(
     profile: str,
     seed: int,
     sample: int | None,
+    *,
+    deck: bool,
     outputs: Outputs,
 ) -> None:
     """Time whole checks of faulty implementations until they print a failure.
@@ -109,7 +112,7 @@ def first_finding(
 
         chosen = subjects(names, sample, seed)
         times = []
-        for number, each in enumerate(measure(chosen, profile, seed), 1):
+        for number, each in enumerate(measure(chosen, profile, seed, deck=deck), 1):
             found = f"{each.search:.1f} s, {each.law}" if each.search is not None else "nothing"
             click.echo(f"{number} of {len(chosen)}  {each.subject}: {found}", err=True)
             times.append(each)

@@ -37,17 +37,24 @@ class Timed:
         startup: seconds from the command to the first judged problem; None where none was judged.
         search: seconds from there to the first printed failure; None where nothing was found.
         law: the law of the finding; empty where nothing was found.
+        problems: problems that were judged until then, or in all.
     """
 
     subject: str
     startup: float | None
     search: float | None
     law: str = ""
+    problems: int = 0
 
     @property
     def half(self) -> str:
         """The half that the subject belongs to."""
-        return HALVES[hashlib.sha256(self.subject.encode()).digest()[-1] % 2]
+        return half_of(self.subject)
+
+
+def half_of(subject: str) -> str:
+    """Return the half that a name belongs to."""
+    return HALVES[hashlib.sha256(subject.encode()).digest()[-1] % 2]
 
 
 def subjects(names: Sequence[str], sample: int | None, seed: int) -> dict[str, str]:
@@ -75,7 +82,7 @@ def subjects(names: Sequence[str], sample: int | None, seed: int) -> dict[str, s
     return chosen
 
 
-def time_check(subject: str, reference: str, profile: str, seed: int) -> Timed:
+def time_check(subject: str, reference: str, profile: str, seed: int, *, deck: bool) -> Timed:
     """Run ``kernelproof check REFERENCE -x`` as a user does, and read its milestones.
 
     Raises:
@@ -83,7 +90,8 @@ def time_check(subject: str, reference: str, profile: str, seed: int) -> Timed:
     """
     with tempfile.TemporaryDirectory(prefix="kernelproof-bench-") as folder:
         report = Path(folder, "report.json")
-        options = ("--profile", profile, "--seed", str(seed), "--expectations", "none")
+        options = ["--profile", profile, "--seed", str(seed), "--expectations", "none"]
+        options += [] if deck else ["--no-deck"]
         files = ("--json", str(report), "--cases", str(Path(folder, "cases")))
         command = (sys.executable, "-m", "kernelproof", "check", reference, "-x", *options, *files)
         begun = time.time()
@@ -116,13 +124,16 @@ def timed(subject: str, report: Mapping[str, object], begun: float) -> Timed:
     startup = None if judged is None else reached["started"] + judged - begun
     # A stored case may fail before any problem was drawn.
     search = None if failing is None else max(0.0, failing - (judged or 0.0))
-    return Timed(subject, startup, search, findings[0]["law"] if findings else "")
+    law = findings[0]["law"] if findings else ""
+    return Timed(subject, startup, search, law, reached.get("problems", 0))
 
 
-def measure(chosen: Mapping[str, str], profile: str, seed: int) -> Iterator[Timed]:
+def measure(
+    chosen: Mapping[str, str], profile: str, seed: int, *, deck: bool = True
+) -> Iterator[Timed]:
     """Yield the times of each subject, one check after another."""
     for subject, reference in chosen.items():
-        yield time_check(subject, reference, profile, seed)
+        yield time_check(subject, reference, profile, seed, deck=deck)
 
 
 def results(times: Sequence[Timed]) -> Results:
@@ -130,9 +141,16 @@ def results(times: Sequence[Timed]) -> Results:
     slowest = sorted(times, key=lambda each: -(each.search or 0.0))
     each_one = Table(
         "each check: seconds",
-        ("subject", "half", "start-up", "search", "law"),
+        ("subject", "half", "start-up", "search", "law", "problems"),
         tuple(
-            (each.subject, each.half, _cell(each.startup), _cell(each.search), each.law)
+            (
+                each.subject,
+                each.half,
+                _cell(each.startup),
+                _cell(each.search),
+                each.law,
+                each.problems,
+            )
             for each in slowest
         ),
     )
@@ -145,6 +163,8 @@ def results(times: Sequence[Timed]) -> Results:
             "start-up, median",
             "search, median",
             "search, 90 %",
+            "problems, median",
+            "problems, 90 %",
         ),
         tuple(_row(half, times) for half in ("all", *HALVES)),
     )
@@ -153,17 +173,25 @@ def results(times: Sequence[Timed]) -> Results:
 
 def _row(half: str, times: Sequence[Timed]) -> tuple[Cell, ...]:
     those = [each for each in times if half in ("all", each.half)]
+    found = [each for each in those if each.search is not None]
     starts = [each.startup for each in those if each.startup is not None]
-    searches = sorted(each.search for each in those if each.search is not None)
-    ninth = searches[min(len(searches) - 1, int(0.9 * len(searches)))] if searches else None
+    searches = [each.search for each in found if each.search is not None]
     return (
         half,
         len(those),
-        len(those) - len(searches),
+        len(those) - len(found),
         _cell(statistics.median(starts) if starts else None),
-        _cell(statistics.median(searches) if searches else None),
-        _cell(ninth),
+        *_middle_and_ninth(searches),
+        *_middle_and_ninth([each.problems for each in found]),
     )
+
+
+def _middle_and_ninth(numbers: Sequence[float]) -> tuple[Cell, Cell]:
+    """Return the median and the 90th percentile."""
+    if not numbers:
+        return _cell(None), _cell(None)
+    ninth = sorted(numbers)[min(len(numbers) - 1, int(0.9 * len(numbers)))]
+    return statistics.median(numbers), ninth
 
 
 def _cell(seconds: float | None) -> Cell:

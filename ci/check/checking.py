@@ -81,6 +81,7 @@ class Request:
     ray: str | None = None
     resume: bool = False
     exit_first: bool = False
+    deck: bool = True
 
 
 def examine(request: Request) -> int:
@@ -181,6 +182,7 @@ def _plan(request: Request, ledger: Ledger) -> Plan:
         jobs=request.jobs or 0,
         laws=request.laws,
         share=GATE_SHARE if request.gate else 1.0,
+        deck=request.deck,
         examples=_examples(request),
         without_rules=_rules(request.without_rules),
         only=only,

@@ -231,6 +231,8 @@ def _passed(
         yield Line("interpreted", one_line(told), "yellow")
     if told := replayed(summary.report):
         yield Line("corpus", told, "dim")
+    if of_deck := sum(each.of_deck for each in reports):
+        yield Line("deck", f"{count_of(of_deck, 'problem')} came from the deck", "dim")
 
 
 def _row(report: ImplementationReport) -> list[tuple[str, str]]:

@@ -176,6 +176,7 @@ class LawReport:
         without_full: which kinds of batches that fill a GPU were not judged, and why; empty where
             each was, or the run asks for none.
         interpreted: Triton's interpreter ran kernels of it.
+        of_deck: number of the judged problems that came from the deck, not from the law's draws.
     """
 
     law: str
@@ -200,6 +201,7 @@ class LawReport:
     interpreted: bool = False
     without_room: dict[str, Problem] = field(default_factory=dict)
     too_large: set[str] = field(default_factory=set)
+    of_deck: int = 0
     kernels: KernelRuns = field(default_factory=KernelRuns)
 
     def to_json(self) -> dict[str, Any]:
@@ -249,6 +251,7 @@ class LawReport:
                     problem, too_large=id_ in self.too_large or id_ in first.too_large
                 )
         self.judged += first.judged
+        self.of_deck += first.of_deck
         self.vacuous += first.vacuous
         self.unsupported += first.unsupported
         self.rejected += first.rejected
@@ -403,6 +406,11 @@ class ImplementationReport:
         return sum(law.judged for law in self.laws)
 
     @property
+    def of_deck(self) -> int:
+        """Judged problems that came from the deck."""
+        return sum(law.of_deck for law in self.laws)
+
+    @property
     def unsupported(self) -> int:
         """Problems that the implementation does not claim."""
         return sum(law.unsupported for law in self.laws)
@@ -457,6 +465,7 @@ class ImplementationReport:
             "cost": self.cost,
             "call_seconds": round(self.call_seconds, 6),
             "judged": self.judged,
+            "of_deck": self.of_deck,
             "unsupported": self.unsupported,
             "unsupported_reason": self.refusal or "",
             "unsupported_code": self.refusal.code if self.refusal else "",
@@ -494,11 +503,13 @@ class Milestones:
         started: the time when it began, in seconds since the epoch.
         judged: seconds from there to its first judged problem; None before that.
         failing: seconds from there to its first confirmed failure, which is printed at once.
+        problems: problems that were judged until then, or in all.
     """
 
     started: float = field(default_factory=time.time)
     judged: float | None = None
     failing: float | None = None
+    problems: int = 0
 
     def reach(self, name: Literal["judged", "failing"]) -> None:
         """Note that a milestone is reached, from any thread; only the first time counts."""

@@ -25,6 +25,7 @@ from ..space.rounds import (
     seed_of_round,
 )
 from ..verdicts.operations import OPERATIONS as ANSWERS
+from ..verdicts.verdict import Verdict
 from .case_runner import CaseRunner
 from .examples import Examples
 
@@ -42,6 +43,8 @@ MOST_WITHOUT_ROOM = 8
 again at the end of the run."""
 Look = Callable[[Problem], None]
 """Called with each drawn problem; raises ``Counterexample`` or ``Enough``, see ``draw_round``."""
+Suspect = tuple[Problem, Verdict]
+"""A problem that has failed, and the verdict on it, to be confirmed before anything is drawn."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class SearchOptions:
         examples: what other runs have kept, tried first.
         drawers: processes that draw, where there are any.
         longest: whether the law's very long problem is judged too, see ``Profile.long``.
+        suspect: what has failed in the deck, tried first.
     """
 
     profile: Profile
@@ -72,6 +76,7 @@ class SearchOptions:
     examples: Examples | None = None
     drawers: Drawers | None = None
     longest: bool = True
+    suspect: Suspect | None = None
 
 
 class Search:

@@ -1,8 +1,9 @@
 """A run: every law on every implementation, several at a time, each in an isolated worker.
 
 Of each implementation, a worker is asked what it supports and costs, and has its modules built;
-then stored cases are replayed; then each law is searched. Where modules take long to build, the
-first one is searched early, with a few problems a law, while the others are built.
+then stored cases are replayed; then the deck is dealt; then each law is searched. Where modules
+take long to build, the first one is searched early, with a few problems a law, while the others are
+built.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ from .building import Builder, Claim, compilers
 from .candidate import Candidate
 from .causes.experiments import experiments_on
 from .coverage import Reached
-from .drawing import SearchOptions
+from .deck import Dealt, DeckEntry, deal, entries_for
+from .drawing import SearchOptions, Suspect
 from .ending import Ending
 from .examples import examples_on
 from .law_search import LawSearch
@@ -54,7 +56,9 @@ from .replays import NOT_REPLAYED, Replayed, Stored, replay
 from .scheduler import Lease, Question, Scheduler
 
 REPLAY_RANK = 0
-"""Rank of the replay of stored cases, before all laws; the laws have 1, 2, 3, ..."""
+"""Rank of stored cases and of the deck, before all laws; the laws have 1, 2, 3, ..."""
+LEAST_DEALT = 10
+"""Entries of the deck that are worth a worker of their own."""
 REPLAY_SHARE = 0.1
 """Largest share of a run under a sanitizer that goes to the replay of stored cases."""
 LATER_PROBLEMS = 20
@@ -83,6 +87,8 @@ class Prepared:
         early: reports of the laws that were searched in its first module only.
         stored: its stored cases.
         replayed: what became of those of them that were replayed, by their place.
+        asked: names of the laws that were asked for.
+        dealt: what laws have judged of the deck, by law, until their own report includes it.
     """
 
     report: ImplementationReport
@@ -92,6 +98,8 @@ class Prepared:
     early: list[LawReport]
     stored: Sequence[Entry | Case] = ()
     replayed: dict[int, Replayed] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)
+    dealt: dict[str, LawReport] = field(default_factory=dict)
 
     def was_shown(self, law: str) -> bool:
         """Whether a law has found a failure in the first module already."""
@@ -273,7 +281,10 @@ class Run:
             found = {law.law: law for law in report.laws}
             declares = examined.prepared.candidate.declares if examined.prepared else None
             report.laws = [found.get(law.name) or not_begun(law, declares) for law in laws]
-        for early in examined.early:
+        # Where the run ended early, a law's part of the deck is in no report yet.
+        dealt = examined.prepared.dealt.values() if examined.prepared else ()
+        early_reports = [*examined.early, *dealt]
+        for early in early_reports:
             whole = next((law for law in report.laws if law.law == early.law), None)
             if whole is None:
                 report.laws.append(early)
@@ -281,7 +292,7 @@ class Run:
                 whole.include(early)
         if examined.prepared is not None:
             reached = examined.prepared.reached
-            for early in examined.early:
+            for early in early_reports:
                 reached.include(early)
             thorough = is_thorough(self.plan) and not self.ending.ended
             report.coverage = reached.coverage(laws, report.laws, thorough=thorough)
@@ -333,7 +344,7 @@ class Run:
         prepared = self._prepared(examined, candidate, stored)
         # Under a sanitizer all is slow, and stored cases were judged without it: laws come first.
         if self.plan.sanitizer or not stored:
-            self._ask_laws(prepared)
+            self._ask_deck(prepared)
         else:
             # A question each: a case that kills its process holds up no other.
             for number in range(len(stored)):
@@ -345,6 +356,8 @@ class Run:
         report = examined.report
         laws = laws_planned(self.plan, report.operation)
         planned = sum(problems_of(self.plan, law, candidate.cost) for law in laws)
+        if examined.begun:
+            planned += len(self._deck_of(candidate, laws))
         self.progress.prepared(report, planned)
         reached = Reached(candidate.axes, report.declared)
         examined.prepared = Prepared(report, candidate, laws, reached, examined.early, stored)
@@ -396,7 +409,7 @@ class Run:
         if self.plan.sanitizer:
             self._ask_next_replay(prepared)
         elif len(done) == len(prepared.stored):
-            self._ask_laws(prepared)
+            self._ask_deck(prepared)
 
     def _ask_next_replay(self, prepared: Prepared) -> None:
         """Replay one more case, if another as long as the longest leaves laws their share of time.
@@ -411,37 +424,111 @@ class Run:
         elif left:
             self._ask_replay(prepared, len(taken))
 
+    # The deck
+
+    def _deck_of(self, candidate: Candidate, laws: Sequence[Law]) -> list[DeckEntry]:
+        """Return the entries of the deck that laws are asked; under a sanitizer all is slow."""
+        plan = self.plan
+        return entries_for(laws, candidate) if plan.deck and not plan.sanitizer else []
+
+    def _ask_deck(self, prepared: Prepared) -> None:
+        """Ask for the deck, and then for each law; laws that a run before has ended come first."""
+        # Before the first question: the laws that are left know what all of these have found.
+        known = {law.name: self._kept.recall(prepared.candidate, law.name) for law in prepared.laws}
+        for name, found in known.items():
+            if found:
+                prepared.asked.add(name)
+                again = partial(self._take_law, prepared, kept=True)
+                self._scheduler.ask_beside(prepared.report, partial(_known, found), again)
+        left = [law for law in prepared.laws if law.name not in prepared.asked]
+        entries = self._deck_of(prepared.candidate, left)
+        # Every nth entry for each of n workers: all of them begin with the cheapest.
+        parts = min(self._jobs, -(-len(entries) // LEAST_DEALT))
+        ended: list[Dealt] = []
+        for part in range(parts):
+            self._scheduler.ask(
+                Question(
+                    prepared.report,
+                    partial(self._deal, prepared, entries[part::parts]),
+                    partial(self._take_dealt, prepared, ended, parts),
+                    (REPLAY_RANK,),
+                )
+            )
+        if not parts:
+            self._ask_laws(prepared)
+
+    def _deal(self, prepared: Prepared, entries: Sequence[DeckEntry], worker: Worker) -> Dealt:
+        """Judge entries of the deck; a failure of the suite in them leaves the laws to be run."""
+        candidate = prepared.candidate
+        try:
+            dealt = deal(
+                worker,
+                candidate,
+                {law.name: law for law in prepared.laws},
+                entries,
+                confirms=self.plan.confirm,
+                judged=partial(self._judged, candidate.name),
+                stopped=self.ending.stopped,
+            )
+        except HarnessError as error:
+            prepared.report.fail(error)
+            return Dealt()
+        if any(each.lost for each in dealt.reports.values()):
+            self.ending.stop()  # here: the thread that takes answers may be too late
+        return dealt
+
+    def _take_dealt(self, prepared: Prepared, ended: list[Dealt], parts: int, dealt: Dealt) -> None:
+        """Take a part of the deck; the law of its failure is asked for at once."""
+        ended.append(dealt)
+        for name, report in dealt.reports.items():
+            if name in prepared.dealt:
+                report.include(prepared.dealt[name])
+            prepared.dealt[name] = report
+            if report.lost:
+                raise DeviceLostError(report.lost)
+        if dealt.suspect is not None and dealt.suspect[0] not in prepared.asked:
+            law = next(law for law in prepared.laws if law.name == dealt.suspect[0])
+            self._ask_law(prepared, law, REPLAY_RANK, suspect=dealt.suspect[1:])
+        if len(ended) == parts:
+            self._ask_laws(prepared)
+
     # The search under each law
 
     def _ask_laws(self, prepared: Prepared, *, early: bool = False) -> None:
-        """Ask for a search under each law; an early one comes before all others and is short."""
+        """Ask for a search under each law that was not asked for yet."""
+        for rank, law in enumerate(prepared.laws, REPLAY_RANK + 1):
+            if law.name not in prepared.asked:
+                self._ask_law(prepared, law, rank, early=early)
+
+    def _ask_law(
+        self,
+        prepared: Prepared,
+        law: Law,
+        rank: int,
+        *,
+        early: bool = False,
+        suspect: Suspect | None = None,
+    ) -> None:
+        """Ask for a search under a law; an early one comes before all others and is short."""
         plan, take = self.plan, self._take_early if early else self._take_law
         # A law of a part has the seconds that it has in the whole.
         whole = laws_planned(replace(plan, part=None), prepared.report.operation)
         jobs, cost = plan.part.jobs if plan.part else self._jobs, prepared.candidate.cost
-        # Before the first question: the laws that are left know what all of these have found.
-        known = {
-            law.name: self._kept.recall(prepared.candidate, law.name)
-            for law in (() if early else prepared.laws)
-        }
-        for rank, law in enumerate(prepared.laws, REPLAY_RANK + 1):
-            if found := known.get(law.name):
-                answer, again = partial(_known, found), partial(self._take_law, prepared, kept=True)
-                self._scheduler.ask_beside(prepared.report, answer, again)
-                continue
-            options = options_of(plan, law, whole, cost, seed=self.report.seed, jobs=jobs)
-            options = replace(options, examples=self._examples, drawers=self._drawers)
-            if early:
-                fewer = min(options.problems, EARLY_PROBLEMS)
-                options = replace(options, problems=fewer, floor=0, examples=None, longest=False)
-            self._scheduler.ask(
-                Question(
-                    prepared.report,
-                    partial(self._judge, prepared.candidate, law, options),
-                    partial(take, prepared),
-                    (REPLAY_RANK if early else rank,),
-                )
+        options = options_of(plan, law, whole, cost, seed=self.report.seed, jobs=jobs)
+        options = replace(options, examples=self._examples, drawers=self._drawers, suspect=suspect)
+        if early:
+            fewer = min(options.problems, EARLY_PROBLEMS)
+            options = replace(options, problems=fewer, floor=0, examples=None, longest=False)
+        else:
+            prepared.asked.add(law.name)
+        self._scheduler.ask(
+            Question(
+                prepared.report,
+                partial(self._judge, prepared.candidate, law, options),
+                partial(take, prepared),
+                (REPLAY_RANK if early else rank,),
             )
+        )
 
     def _judge(
         self, candidate: Candidate, law: Law, options: SearchOptions, worker: Worker
@@ -483,7 +570,10 @@ class Run:
         return found
 
     def _judged(self, name: str, count: int) -> None:
-        self.report.milestones.reach("judged")
+        reached = self.report.milestones
+        reached.reach("judged")
+        if reached.failing is None:
+            reached.problems += count  # threads may lose one: it is a figure of a benchmark
         self.progress.judged(name, count)
 
     def _failing(self, name: str, law: str, verdict: Verdict) -> None:
@@ -504,6 +594,8 @@ class Run:
 
     def _take_law(self, prepared: Prepared, found: LawReport, *, kept: bool = False) -> None:
         """Take what a law has found in all modules, in this run or in the one before it."""
+        if not kept and (dealt := prepared.dealt.pop(found.law, None)):
+            found.include(dealt)
         # One whose shrinking the end of the run has cut off may not say so.
         if not (kept or self.ending.stopped()):
             self._kept.keep(prepared.candidate, found)

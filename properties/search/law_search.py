@@ -101,7 +101,7 @@ class LawSearch:
         if self._again:
             self._look_again()
             return
-        if self._fails_as_others():
+        if self._fails_in_deck() or self._fails_as_others():
             return
         if self._options.examples is not None:
             self._search.show_kept(self._look_at_kept)
@@ -112,6 +112,17 @@ class LawSearch:
             if self._shrink is None and not self._noted:
                 look()
         self._end_shrinking(shown=shown)
+
+    def _fails_in_deck(self) -> bool:
+        """Confirm what has failed in the deck; whether it is this law's finding."""
+        if self._options.suspect is None:
+            return False
+        problem, verdict = self._options.suspect
+        self._runner.verdicts[problem.id] = verdict
+        if not self._noted_already(problem):
+            self._confirm(problem)
+        self._end_shrinking(shown=False)
+        return self._shrink is not None
 
     def _fails_as_others(self) -> bool:
         """Try the smallest problems of other laws; whether one of them is this law's finding."""

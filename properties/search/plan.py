@@ -78,6 +78,7 @@ class Plan:
         confirm: replay each finding in a fresh process.
         share: the share of the profile's problems: a gate over many implementations takes fewer of
             each.
+        deck: whether the deck is asked before laws draw.
         examples: what runs keep for one another, where the profile explores.
         without_rules: ids of support rules that are not asked: what they refuse is called.
         only: the part of the space of problems that is searched.
@@ -104,6 +105,7 @@ class Plan:
     exit_first: bool = False
     confirm: bool = True
     share: float = 1.0
+    deck: bool = False
     examples: ExampleDatabase | None = None
     without_rules: Sequence[str] = ()
     only: Only = WHOLE_SPACE
