@@ -106,7 +106,7 @@ def deal(
         candidate: what is known of the implementation.
         laws: laws of the entries, by name.
         entries: entries that are judged, in this order.
-        confirms: as of ``CaseRunner``.
+        confirms: whether the law confirms what fails, see ``CaseRunner``.
         judged: receives the number of problems that were judged.
         stopped: whether the run ends.
 
