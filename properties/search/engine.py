@@ -440,6 +440,9 @@ class Run:
                 prepared.asked.add(name)
                 again = partial(self._take_law, prepared, kept=True)
                 self._scheduler.ask_beside(prepared.report, partial(_known, found), again)
+        if any(found and self._is_enough(found) for found in known.values()):
+            self.ending.ended = FOUND  # what is known ends the run, and no other law begins
+            return
         left = [law for law in prepared.laws if law.name not in prepared.asked]
         entries = self._deck_of(prepared.candidate, left)
         # Every nth entry for each of n workers: all of them begin with the cheapest.
@@ -587,6 +590,10 @@ class Run:
         if self.plan.exit_first:
             self.ending.end(FOUND)
 
+    def _is_enough(self, found: LawReport) -> bool:
+        """Whether a run that looks for one finding has it in what a law has found."""
+        return self.plan.exit_first and found.finding is not None and not found.finding.entry
+
     def _take_early(self, prepared: Prepared, found: LawReport) -> None:
         """Take what a law has found in the first module; its search in all modules comes later."""
         prepared.early.append(found)
@@ -594,6 +601,8 @@ class Run:
 
     def _take_law(self, prepared: Prepared, found: LawReport, *, kept: bool = False) -> None:
         """Take what a law has found in all modules, in this run or in the one before it."""
+        if kept and self._is_enough(found) and self.ending.asked:  # at another finding
+            return
         if not kept and (dealt := prepared.dealt.pop(found.law, None)):
             found.include(dealt)
         # One whose shrinking the end of the run has cut off may not say so.

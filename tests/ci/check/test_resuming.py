@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,15 @@ def test_a_run_that_was_ended_goes_on_and_reports_the_same(tmp_path: Path) -> No
     assert results(resumed) == results(whole)
     assert len(rest) == len(LAWS) - 2
     assert set(first[:2]).isdisjoint(rest)
+
+
+def test_a_run_that_goes_on_ends_at_its_first_finding_too(tmp_path: Path) -> None:
+    plan = plan_of("wrong_from_five")
+    ended, _ = run(tmp_path, plan, laws=len(LAWS) - 1)
+    assert len(ended.findings) > 1
+    resumed, begun = run(tmp_path, replace(plan, exit_first=True), resume=True)
+    assert (resumed.ended, len(resumed.findings)) == ("found", 1)
+    assert not begun
 
 
 def journals(folder: Path) -> list[Path]:
