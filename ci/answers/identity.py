@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import platform
 import secrets
@@ -29,7 +30,7 @@ OWN = __package__.partition(".")[0]
 
 
 def plan_identity(plan: Plan) -> dict[str, Any]:
-    """Return what the results of a plan depend on.
+    """Return what the results of a plan depend on, whichever machine carries it out.
 
     How long it may take and how many workers it has is no part of it: a run that goes on may have
     more of both.
@@ -40,25 +41,30 @@ def plan_identity(plan: Plan) -> dict[str, Any]:
         "ledger": digest_of(repr(entry).encode() for entry in plan.ledger.entries),
         "corpus": digest_of(f"{case.law} {case.problem.id}".encode() for case in plan.corpus),
         "costs": {name: repr(cost) for name, cost in plan.costs.items()},
-    }
-
-
-def run_identity(plan: Plan) -> dict[str, Any]:
-    """Return what the results of a plan depend on that this machine carries out.
-
-    Raises:
-        UnsupportedError: its device is not there.
-    """
-    return {
-        **plan_identity(plan),
-        "python": platform.python_version(),
-        **Target.here(plan.device).to_json(),
-        "TRITON_INTERPRET": os.environ.get("TRITON_INTERPRET", ""),
         "--from": {
             str(folder.absolute()): [package.title for package in packages_in(folder)]
             for folder in folders()
         },
     }
+
+
+def machine_identity(device: str) -> dict[str, Any]:
+    """Return what results depend on of the machine that carries a plan out, this one.
+
+    Raises:
+        UnsupportedError: the device is not there.
+    """
+    return {
+        "python": platform.python_version(),
+        **Target.here(device).to_json(),
+        "TRITON_INTERPRET": os.environ.get("TRITON_INTERPRET", ""),
+    }
+
+
+def journal_path(folder: Path, plan: Plan) -> Path:
+    """Return the path of a run's journal, which a run that is asked for the same has too."""
+    asked = json.dumps(asked_of(plan), sort_keys=True)
+    return folder / f"journal-{digest_of([asked.encode()])}.jsonl"
 
 
 def asked_of(plan: Plan) -> dict[str, Any]:

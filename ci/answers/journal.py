@@ -189,6 +189,14 @@ class Journal:
             message = f"{self._path}: holds an answer that this Kernelproof does not read"
             raise self._refusal(message) from error
 
+    def require(self, name: str, value: Any) -> None:  # noqa: ANN401  JSON
+        """Keep what answers are about that is known after the start, as ``identity`` is.
+
+        Raises:
+            JournalError: the answers of the run before are about something else.
+        """
+        self._refuse_another(name, self.ask({"about": name}, lambda: value), value)
+
     def keep(self, question: Mapping[str, Any], answer: Any) -> None:  # noqa: ANN401  JSON
         """Write an answer that came without ``ask``, for a later run."""
         with self._lock:
@@ -312,13 +320,15 @@ class Journal:
             message = f"{self._path}: has schema {first.schema!r}, not {SCHEMA!r}"
             raise self._refusal(message)
         for name, value in head["identity"].items():
-            before = first.identity.get(name)
-            if before != value:
-                message = (
-                    f"--resume: {self._path} is of another run: its {name} is "
-                    f"{before!r}, not {value!r}; without --resume it is put aside"
-                )
-                raise JournalError(message)
+            self._refuse_another(name, first.identity.get(name), value)
+
+    def _refuse_another(self, name: str, before: object, value: object) -> None:
+        if before != value:
+            message = (
+                f"--resume: {self._path} is of another run: its {name} is "
+                f"{before!r}, not {value!r}; without --resume it is put aside"
+            )
+            raise JournalError(message)
 
     def _refusal(self, sentence: str) -> JournalError:
         return JournalError(f"{self._flag} {sentence}; delete it, or name another one")

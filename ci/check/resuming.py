@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +14,7 @@ from ...properties.search.candidate import Candidate
 from ...properties.search.engine import Kept
 from ...properties.search.plan import Learned, Plan
 from ...properties.space.profiles import Cost
-from ..answers.identity import asked_of, digest_of, run_identity, with_seed
+from ..answers.identity import journal_path, machine_identity, plan_identity, with_seed
 from ..answers.journal import Journal, JournalError
 from ..answers.records import from_data, to_data
 from ..console.errors import MachineError
@@ -40,16 +39,10 @@ def kept_laws(cases: Path, plan: Plan, *, resume: bool) -> Iterator[tuple[Plan, 
         yield replace(with_seed(plan, journal), costs={**costs, **plan.costs}), KeptLaws(journal)
 
 
-def journal_path(cases: Path, plan: Plan) -> Path:
-    """Return the path of a run's journal, which a run that is asked for the same has too."""
-    asked = json.dumps(asked_of(plan), sort_keys=True)
-    return cases / f"journal-{digest_of([asked.encode()])}.jsonl"
-
-
 def _started(cases: Path, plan: Plan, *, resume: bool) -> Journal:
     """Return the journal of a run, which has its seed; one that keeps nothing if it cannot."""
     try:
-        identity = run_identity(plan)
+        identity = {**plan_identity(plan), **machine_identity(plan.device)}
     except UnsupportedError as error:
         raise MachineError(str(error)) from error
     journal = Journal(None)

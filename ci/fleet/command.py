@@ -15,7 +15,7 @@ from rich.text import Text
 from ...properties.findings.report import RunReport
 from ...properties.search.plan import Plan
 from ...properties.verdicts.text import one_line
-from ..answers.identity import plan_identity
+from ..answers.identity import journal_path, plan_identity
 from ..answers.journal import Journal
 from ..console.lines import tell
 from ..reports.display import style_of
@@ -24,8 +24,8 @@ from ..reports.summary import Summary, state
 from .fleet import Fleet
 from .ray_machines import RayMachines, connected
 
-JOURNAL = Path("fleet", "journal.jsonl")
-"""Path of a journal below a run's folder of cases."""
+FOLDER = "fleet"
+"""Name of the folder of journals below a run's folder of cases."""
 
 
 @contextmanager
@@ -38,8 +38,10 @@ def fleet_at(address: str, plan: Plan, cases: Path, *, resume: bool) -> Iterator
     """
     with connected(address):
         machines = RayMachines(plan.device, plan.jobs)
-        with Journal(cases / JOURNAL, flag="--cases") as journal:
+        with Journal(journal_path(cases / FOLDER, plan), flag="--cases") as journal:
             journal.start(plan_identity(plan), resume=resume, tell=_note)
+            for chip in machines.chips:
+                journal.require(f"machines of {chip}", machines.identities(chip))
             yield Fleet(plan, machines, journal)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import platform
@@ -55,6 +56,7 @@ class Node:
         units: how many run on it at a time.
         share: the share of a GPU, for each.
         cores: the cores that those which run share.
+        identity: what results depend on of it, as JSON.
     """
 
     id: str
@@ -62,6 +64,7 @@ class Node:
     units: int
     share: float
     cores: int
+    identity: str = ""
 
 
 @contextmanager
@@ -202,7 +205,8 @@ class RayMachines:
                 units, share = min(count * jobs, cores), int(1e4 / jobs) / 1e4
             else:
                 units, share = min(self._jobs or cores, cores), 0.0
-            yield Node(node["NodeID"], chip, units, share, cores)
+            identity = json.dumps(facts.identity, sort_keys=True)
+            yield Node(node["NodeID"], chip, units, share, cores, identity)
 
     def _facts(self, answer: Any, lacking: str) -> Facts:  # noqa: ANN401  Ray's reference
         if lacking:
@@ -217,6 +221,11 @@ class RayMachines:
         if not facts.refusal and tuple(facts.python.split("."))[:2] != ours:
             return Facts(f"it has Python {facts.python}, this command {platform.python_version()}")
         return facts
+
+    def identities(self, chip: str) -> list[Any]:
+        """Return what results depend on of a chip's machines, once where they do not differ."""
+        every = {each.identity for each in self._nodes if each.chip == chip}
+        return [json.loads(each) for each in sorted(every)]
 
     def start(self, job: Job) -> None:
         """Send the job, which all units share, once."""

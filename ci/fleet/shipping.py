@@ -9,8 +9,9 @@ import importlib.util
 import os
 import platform
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ...fixtures import FOLDER
 from ...impl.targets.unpacked import FROM, folders
@@ -60,12 +61,14 @@ class Facts:
         sm: compute capability of its GPU, such as 90; None without one.
         jobs: units that share one GPU.
         python: its version.
+        identity: what results depend on of it, see ``machine_identity``.
     """
 
     refusal: str = ""
     sm: int | None = None
     jobs: int = 1
     python: str = ""
+    identity: dict[str, Any] = field(default_factory=dict)
 
 
 def look(device: str) -> Facts:
@@ -74,9 +77,11 @@ def look(device: str) -> Facts:
     try:
         from ...impl import Target, UnsupportedError
         from ...properties.search.engine import usual_jobs  # and with it all that a unit needs
+        from ..answers.identity import machine_identity
     except ImportError as error:
         return Facts(f"it has no {error.name or error}", python=python)
     try:
-        return Facts("", Target.here(device).sm, usual_jobs(device), python)
+        sm, jobs = Target.here(device).sm, usual_jobs(device)
+        return Facts("", sm, jobs, python, machine_identity(device))
     except UnsupportedError as error:
         return Facts(str(error), python=python)

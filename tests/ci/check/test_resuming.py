@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from kernelproof.ci.answers.identity import journal_path
 from kernelproof.ci.answers.journal import Journal, JournalError
-from kernelproof.ci.check.resuming import journal_path, kept_laws
+from kernelproof.ci.check.resuming import kept_laws
 from kernelproof.ci.cli import main
 from kernelproof.ci.console.errors import MachineError
 from kernelproof.impl import Target

@@ -20,15 +20,18 @@ NODE = os.environ.get("KERNELPROOF_TEST_NODE", "none")
 
 
 def hangs(states: int) -> bool:
-    """Whether a call is to hang on this node: of more than two states, or when a file holds words.
+    """Whether a call is to hang on this node: of more than two states, or when files hold words.
 
     The calls before all laws merge two states, and have 20 s each: a minute passes where they hang.
     """
     order = ORDERS / NODE
     if not order.exists():
         return False
-    path, _, words = order.read_text().partition("\n")
-    return words.encode() in Path(path).read_bytes() if path else states > 2
+    pattern, _, words = order.read_text().partition("\n")
+    if not pattern:
+        return states > 2
+    files = Path(pattern).parent.glob(Path(pattern).name)
+    return any(words.encode() in each.read_bytes() for each in files)
 
 
 def _steady(inputs: MergeInputs) -> Merged:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 
 from kernelproof.ci.answers.identity import plan_identity
-from kernelproof.ci.answers.journal import Journal
+from kernelproof.ci.answers.journal import Journal, JournalError
+from kernelproof.ci.fleet import command
 from kernelproof.ci.fleet.fleet import Ended, Event, Fleet
 from kernelproof.ci.fleet.units import Job, Unit, UnitResult, Work, run_unit
 from kernelproof.properties.findings.cases import CaseWriter
@@ -299,6 +301,30 @@ def test_what_an_interrupted_run_has_learned_is_gone_on_from(tmp_path: Path) -> 
     with journal_of(tmp_path, plan, resume=True) as journal:
         Fleet(plan, machines, journal).execute()
     assert len(machines.ran) == 2
+
+
+def test_a_journal_of_other_machines_is_not_gone_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Chips(HereInTurn):
+        def identities(self, chip: str) -> list[Any]:
+            return [{"torch": releases[chip]}]
+
+    def begin(*chips: str) -> set[str]:
+        monkeypatch.setattr(command, "RayMachines", lambda *_: Chips(chips))
+        with command.fleet_at("made-up", plan, tmp_path, resume=True):
+            return {path.name for path in (tmp_path / "fleet").iterdir()}
+
+    monkeypatch.setattr(command, "connected", lambda _: nullcontext())
+    plan, releases = made_up_plan(), {"sm90": "2.1", "sm100": "2.1"}
+    first = begin("sm90")
+    assert begin("sm90", "sm100") == first, "a kind of machines may join"
+    releases["sm100"] = "2.2"
+    assert begin("sm90") == first
+    with pytest.raises(JournalError, match=r"machines of sm100 is .*2\.1.*, not .*2\.2"):
+        begin("sm100")
+    plan = replace(plan, laws=["parity"])
+    assert len(begin("sm100")) == 2, "another plan has a journal of its own"
 
 
 class Busy(HereInTurn):

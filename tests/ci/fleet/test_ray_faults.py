@@ -32,7 +32,8 @@ NODES = [
     ("d", "sm100", {"PYTHONPATH": str(LACKING)}),
 ]
 """The nodes of this module's cluster: name, chip, environment."""
-JOURNAL = Path(".kernelproof", "cases", "fleet", "journal.jsonl")
+JOURNAL = Path(".kernelproof", "cases", "fleet", "journal-*.jsonl")
+"""The journal of a run below its folder; the rest of its name says what was asked for."""
 ROUNDED = 0.01
 """More seconds than rounding adds to a report's units."""
 CLOCK = ("seconds", "build_seconds", "call_seconds", "run_seconds", "timings", "date")
@@ -48,11 +49,20 @@ pytestmark = [
 ]
 
 
+def journal_in(folder: Path) -> bytes:
+    (path,) = folder.glob(str(JOURNAL))
+    return path.read_bytes()
+
+
 def journal(folder: Path) -> list[tuple[Unit, UnitResult]]:
     """Return the units of a run that have ended, with their results."""
-    _, *lines = (folder / JOURNAL).read_text().splitlines()
+    _, *lines = journal_in(folder).splitlines()
     answers = [json.loads(line)["answer"] for line in lines]
-    return [(Unit(*each["unit"]), UnitResult.from_data(each["result"])) for each in answers]
+    return [
+        (Unit(*each["unit"]), UnitResult.from_data(each["result"]))
+        for each in answers
+        if "unit" in each
+    ]
 
 
 def assert_foreseen(report: dict[str, Any], ended: list[tuple[Unit, UnitResult]]) -> None:
@@ -241,20 +251,20 @@ def test_a_driver_that_is_killed_repeats_nothing_when_it_resumes(
     cluster: Cluster, folder: Path
 ) -> None:
     for name, *_ in NODES:
-        (cluster.orders / name).write_text(f"{folder / JOURNAL}\nanswer")
+        (cluster.orders / name).write_text(f'{folder / JOURNAL}\n"unit"')
     words = [f"{SUBJECTS}:tame", f"{SUBJECTS}:docile", *TWO_UNITS, *costs(folder)]
     run = cluster.check(folder, *words)
     hanging = cluster.hung(run)
     run.kill()
     run.communicate()
     assert_gone(hanging)
-    before, known = (folder / JOURNAL).read_bytes(), journal(folder)
+    before, known = journal_in(folder), journal(folder)
     assert known
     for order in cluster.orders.iterdir():
         order.unlink()
     _, report, said = cluster.end_of(cluster.check(folder, *words, "--resume"), folder)
     assert report["chips"]["sm90"]["verdict"] == "conforming", said
-    assert (folder / JOURNAL).read_bytes().startswith(before)
+    assert journal_in(folder).startswith(before)
     assert_foreseen(report, journal(folder)[len(known) :])
     times = Counter((unit.chip, unit.implementation, unit.number) for unit, _ in journal(folder))
     assert set(times.values()) == {1}
