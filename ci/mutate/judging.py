@@ -27,6 +27,8 @@ from .stand_ins import Kernels, StandIn
 
 STAGES = {"quick": ("quick",), "gate": ("quick", "gate")}
 """The profiles at which mutants are judged, one after another, by the one that was asked for."""
+PROBE = "quick"
+"""The profile at which the laws say whether Triton refuses a mutant that tests have killed."""
 LEAST_SECONDS, TIMES_CLEAN = 120.0, 5.0
 """Fewest seconds of one mutant, and its multiple of what the kernel as it is took of one worker."""
 LONGEST_CLEAN = 3600.0
@@ -76,12 +78,15 @@ class Clean:
         without: laws that accuse it, under which no mutant is judged.
         costs: cost classes, see ``Plan``.
         seconds: the seconds that it took.
+        probe: the fields of what it did under the laws at ``PROBE``, where tests judge; None where
+            the laws cannot judge it.
     """
 
     lines: dict[str, list[int]] | None
     without: list[str] = field(default_factory=list)
     costs: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    probe: dict[str, Any] | None = None
 
     def ran(self, mutant: Mutant) -> bool:
         """Whether the line of a mutant ran, as far as that is known."""
@@ -165,7 +170,10 @@ class Judge:
         stand_in.put(self._marked(ran))
         # Compiled kernels cannot write lines: then all of them count as reached.
         lines = _lines(ran) if self._run(stand_in, None)[0] == 0 else None
-        return Clean(lines or None, seconds=seconds)
+        probe = None
+        with suppress(MachineError):
+            probe = vars(self._clean(stand_in, PROBE))
+        return Clean(lines or None, seconds=seconds, probe=probe)
 
     def _marked(self, ran: Path) -> dict[str, str]:
         ran.write_text("", encoding="utf-8")
@@ -234,6 +242,11 @@ class Judge:
         code, output = self._run(stand_in, max(LEAST_SECONDS, TIMES_CLEAN * clean.seconds))
         if code == 0:
             return {"status": "survived"}
+        # Tests fail too where Triton raises an error, which only the laws can tell from an answer.
+        if code is not None and clean.probe is not None and not self.ended:
+            probed = self._by_laws(stand_in, PROBE, Clean(**clean.probe))
+            if probed["status"] == "refused" and "law" in probed:
+                return probed
         verdict = "timeout" if code is None else f"exit code {code}"
         last = output.splitlines()[-1:] or [""]
         return {"status": "killed", "law": "tests", "verdict": verdict, "message": last[0][:300]}

@@ -143,6 +143,57 @@ def test_tests_kill_what_they_reach(plain: Kernels) -> None:
     ).items()
 
 
+@pytest.mark.parametrize("judgeable", [True, False])
+def test_what_triton_refuses_no_test_has_killed(
+    plain: Kernels, monkeypatch: pytest.MonkeyPatch, judgeable: bool
+) -> None:
+    """The laws stand in for Triton, which a file of plain Python does not have."""
+    wrong = {"law": "parity", "status": "FAIL", "kind": "numeric", "message": "off",
+             "raised": False, "trace": ""}  # fmt: skip
+    raised = {"status": "CRASH", "kind": "ValueError", "raised": True, "trace": "triton"}
+
+    def ask(self: Judge, stand_in: StandIn, *_: object, first_only: bool, jobs: int) -> object:
+        del self, jobs
+        mutated = first_only and "y = x + 2" in (stand_in.place / "kernels.py").read_text()
+        found = [wrong | (raised if mutated else {})] if first_only else []
+        clean = {"judged": int(judgeable), "costs": {}, "seconds": 1.0, "cut": []}
+        return {**clean, "findings": found}
+
+    monkeypatch.setattr(Judge, "_ask", ask)
+    judge = judge_of(plain, python("test_kernels.py"))
+    every = mutants_of("kernels.py", PLAIN)
+    chosen = [one_of(every, text) for text in ("y = x + 2", "y = x * 3", "y = y - 0.0")]
+    answers = judge.judge(chosen, "tests", judge.clean("tests"), lambda _: None)
+    became = [answers[each.id].status for each in chosen]
+    assert became == ["refused" if judgeable else "killed", "killed", "survived"]
+
+
+@pytest.mark.slow
+def test_triton_refuses_a_mutant_that_tests_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    (tmp_path / "mine.py").write_text(MERGE)
+    (tmp_path / "test_mine.py").write_text(
+        "import torch\n"
+        "from types import SimpleNamespace\n"
+        "from mine import merge\n"
+        "outs, lses = torch.randn(3, 2, 2, 8), torch.randn(3, 2, 2)\n"
+        "out, lse = merge(SimpleNamespace(outs=outs, lses=lses, out_dtype=torch.float32))\n"
+        "assert torch.allclose(lse, lses.logsumexp(0))\n"
+        "assert torch.allclose(out, (lses.softmax(0).unsqueeze(-1) * outs).sum(0), atol=1e-5)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    kernels = Kernels("mine:merge", "mine:merge", str(tmp_path), "", ("mine.py",))
+    judge = judge_of(kernels, python("test_mine.py"), laws=("parity",))
+    every = mutants_of("mine.py", MERGE)
+    wanted = {"total = weight": "killed", "channel = tl.arange(1, BLOCK)": "refused"}
+    chosen = {text: one_of(every, text) for text in wanted}
+    answers = judge.judge(list(chosen.values()), "tests", judge.clean("tests"), lambda _: None)
+    assert {text: answers[each.id].status for text, each in chosen.items()} == wanted
+
+
 def test_a_later_run_judges_only_what_is_left(
     plain: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
