@@ -107,7 +107,7 @@ def mutate(
     with judge.journal, ended_by_signals(judge.end):
         measured = measure(judge, stages, sample, tell, arguments)
     print_report(console(sys.stdout), measured)
-    outputs.write({"--json": lambda: json.dumps(measured.to_json(), indent=1) + "\n"})
+    outputs.write({"--json": measured.to_json})
     if judge.ended:
         return SIGNALLED + signal_of(judge.ended)
     return CONFORMING if measured.killed_of_reached()[1] else INCOMPLETE

@@ -298,13 +298,10 @@ class Judge:
             start_new_session=True,
         )
         with self._started(process):
-            try:
-                output, _ = process.communicate(timeout=seconds)
-            except subprocess.TimeoutExpired:
-                _kill(process)
-                process.communicate()
-                return None, ""
-        return process.returncode, "\n".join(output.splitlines()[-LINES:])
+            said = _said(process, seconds)
+        if said is None:
+            return None, ""
+        return process.returncode, "\n".join(said[0].splitlines()[-LINES:])
 
     @contextmanager
     def _started(self, process: subprocess.Popen[str]) -> Iterator[None]:
@@ -346,12 +343,10 @@ def ask(
             start_new_session=True,
         )
         with started(process):
-            try:
-                output, errors = process.communicate(timeout=seconds)
-            except subprocess.TimeoutExpired:
-                _kill(process)
-                process.communicate()
-                return {"error": f"no answer within {seconds:.0f} s"}
+            said = _said(process, seconds)
+    if said is None:
+        return {"error": f"no answer within {seconds:.0f} s"}
+    output, errors = said
     try:
         answer: dict[str, Any] = json.loads(output.splitlines()[-1])
     except (IndexError, ValueError):
@@ -371,6 +366,16 @@ def _lines(ran: Path) -> dict[str, list[int]]:
         file, _, line = each.rpartition(":")
         found.setdefault(file, set()).add(int(line))
     return {file: sorted(lines) for file, lines in found.items()}
+
+
+def _said(process: subprocess.Popen[str], seconds: float | None) -> tuple[str, str] | None:
+    """Return what a process wrote until its end; None where a deadline has ended it."""
+    try:
+        return process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        _kill(process)
+        process.communicate()
+        return None
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

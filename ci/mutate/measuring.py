@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from ... import __version__
 from ...properties.isolation.machine import cores
+from ..answers.identity import digest_of, machine_identity
 from ..answers.journal import Journal
 from ..console.errors import MachineError, UsageRefusedError
 from ..options import FOLDER
@@ -69,10 +69,11 @@ def judge_of(
         *map(kernels.text, kernels.files),
         *(_texts_behind(kernels) if tests else ()),
     ]
-    digest = hashlib.sha256("\0".join(told).encode()).hexdigest()[:12]
+    digest = digest_of(["\0".join(told).encode()])
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", kernels.name)
     journal = Journal(JOURNALS / f"{name}-{digest}.jsonl", flag="--resume")
-    journal.start({"mutants": kernels.name, "texts and options": digest}, resume=resume, tell=tell)
+    identity = {"mutants": kernels.name, "texts and options": digest, **machine_identity("cpu")}
+    journal.start(identity, resume=resume, tell=tell)
     options = {"seed": seed, "jobs": jobs or max(1, cores())}
     return Judge(kernels, tests=tests, laws=laws, journal=journal, **options)
 

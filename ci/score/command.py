@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import click
@@ -79,7 +78,7 @@ def score(
         watch_comparison=lambda total: watch_comparison(err, total),
     )
     print_score(console(sys.stdout), done)
-    outputs.write({"--json": lambda: json.dumps(done.to_json(), indent=1) + "\n"})
+    outputs.write({"--json": done.to_json})
     if done.interrupted:
         return INTERRUPTED
     return NONCONFORMING if done.shortfalls else CONFORMING
