@@ -39,8 +39,11 @@ from typing import Any, Final, NoReturn, TextIO
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: a fork has no threads but its own
 
+import kernelproof.ci.check.checking
 import kernelproof.properties.worker.tasks  # noqa: F401  what a worker imports first
 from kernelproof.ci.cli import main
+from kernelproof.ci.console.rendering import environment
+from kernelproof.impl.gating import load_rules
 from kernelproof.properties.isolation import process, spawning, supervisor, worker_main
 from kernelproof.properties.isolation.stages import Deadlines
 from kernelproof.properties.laws import laws_of
@@ -242,6 +245,13 @@ def hasten() -> None:
     names = {name: getattr(subprocess, name) for name in subprocess.__all__}
     process.FORKS = False
     vars(spawning)["subprocess"] = SimpleNamespace(**{**names, "Popen": _popen})
+
+
+def read_ahead() -> None:
+    """Read once what each run would read again: the rules, and the templates of its page."""
+    load_rules()
+    for template in environment().list_templates(extensions=["jinja"]):
+        environment().get_template(template)
 
 
 # One run
@@ -620,6 +630,7 @@ def main_of_harness() -> int:
         cases = [case for case in cases if any(re.search(each, case.name) for each in given.only)]
     globals().update(KEEP=given.keep, DISTRUST=given.distrust)
     hasten()
+    read_ahead()
     gc.collect()
     gc.freeze()
     base = Path(tempfile.mkdtemp(prefix="kernelproof-faults-"))
