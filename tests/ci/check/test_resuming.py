@@ -26,10 +26,10 @@ from kernelproof.properties.search.engine import Run
 from kernelproof.properties.search.plan import Plan
 from kernelproof.properties.search.progress import Progress
 from kernelproof.properties.space.axes import Axes, example
-from kernelproof.properties.space.profiles import PROFILES
+from kernelproof.properties.space.profiles import PROFILES, Cost
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.properties.worker.requests import Address
-from kernelproof.tests.ci.fleet.test_fleet import LAWS, plan_of, results, without_clock
+from kernelproof.tests.ci.fleet.test_fleet import TINY, results, subject, without_clock
 
 SUBJECT = """
 import time
@@ -39,8 +39,6 @@ from kernelproof.impl import implementation
 from kernelproof.reference import Arithmetic, oracle
 
 def merge(inputs):
-    if Path("slow").exists():
-        time.sleep(0.05)
     expected = oracle.bounded_merge(inputs, Arithmetic()).expected
     return expected.out.to(inputs.out_dtype), expected.lse.to(torch.float32)
 
@@ -48,12 +46,19 @@ def wrong(inputs):
     out, lse = merge(inputs)
     return (out + 1 if len(inputs.outs) > 2 else out), lse
 
-right = implementation("merge_state", name="right")(merge)
+def right(inputs):
+    if Path("slow").exists():
+        time.sleep(0.05)
+    return merge(inputs)
+
+right = implementation("merge_state", name="right")(right)
 wrong = implementation("merge_state", name="wrong")(wrong)
 """
 WORDS = ("check", "subject.py:wrong", "subject.py:right", "--profile", "quick", "--jobs", "1",
          "--law", "parity", "--law", "merge_identity", "--law", "merge_commutativity",
          "--costs", "costs.json", "--json", "out.json")  # fmt: skip
+LAWS = ("parity", "merge_identity", "merge_commutativity", "merge_union")
+"""Laws of merging, whose failures shrink to their end in a second, whatever the clock says."""
 
 
 class EndsAfter(Progress):
@@ -86,7 +91,8 @@ def run(folder: Path, plan: Plan, *, laws: int = 0, resume: bool = False) -> tup
 
 
 def test_a_run_that_was_ended_goes_on_and_reports_the_same(tmp_path: Path) -> None:
-    plan = plan_of("wrong_from_five")
+    costs = {"two-faults-numeric": Cost("fast", 1.0, TINY.max_work)}
+    plan = Plan([subject("two_faults_numeric")], TINY, costs=costs, jobs=1, laws=LAWS)
     whole, begun = run(tmp_path / "whole", plan)
     assert len(whole.findings) > 1
     assert len(begun) == len(LAWS)
