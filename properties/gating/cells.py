@@ -66,7 +66,7 @@ def cells_of(
     found: list[Cell] = []
 
     def judged(title: str, problem: Problem) -> Cell | None:
-        asked = replace(problem, **(ruled_as or {}))
+        asked = replace(problem, **ruled_as) if ruled_as else problem
         return _cell(title, problem, feature_of(asked, backend, decodes=decodes), target, book)
 
     calls = OPERATIONS[operation]

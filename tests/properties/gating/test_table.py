@@ -6,7 +6,7 @@ import functools
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import hypothesis
@@ -24,12 +24,12 @@ from kernelproof.properties.gating.laws import LAWS, Law, in_clause
 from kernelproof.properties.gating.strategies import VERSIONS, Question, near_rule, questions
 
 BOOK = load_rules()
-EXAMPLES, FEW, MANY = 200, 100, 3000
+EXAMPLES, FEW, MANY = 200, 40, 3000
 SOURCES = ("https://", "flashinfer-python ", "kernelproof", "vLLM ", "SGLang ", "torch ", "triton ")
 
 
-def hunt(law: Law, book: RuleBook, examples: int = EXAMPLES) -> str | None:
-    """Look for a question on which a law fails; give what it said."""
+def hunt(laws: Sequence[Law], book: RuleBook, examples: int) -> str | None:
+    """Look for a question on which one of some laws fails; return what it said."""
 
     @hypothesis.seed(0)
     @settings(
@@ -41,7 +41,8 @@ def hunt(law: Law, book: RuleBook, examples: int = EXAMPLES) -> str | None:
     )
     @given(questions(book))
     def holds(question: Question) -> None:
-        law(*question, book)
+        for law in laws:
+            law(*question, book)
 
     try:
         holds()
@@ -62,9 +63,11 @@ def test_the_shipped_rules_obey(law: Law) -> None:
 
 @pytest.mark.parametrize("wrong", BUGS, ids=lambda wrong: wrong.name)
 def test_a_wrong_decision_is_found(wrong: GatingBug) -> None:
+    # Some laws take ten times as long as the definition, which finds what few questions show.
+    definition, *others = LAWS
     with seeded(wrong, BOOK) as book:
-        asked = [(law, examples) for examples in (FEW, MANY) for law in LAWS]
-        found = any(hunt(law, book, examples) for law, examples in asked)
+        asked = [(LAWS, FEW), ([definition], MANY), (others, MANY)]
+        found = any(hunt(laws, book, examples) for laws, examples in asked)
     assert found, f"no law finds {wrong.name}"
 
 
