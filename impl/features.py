@@ -54,6 +54,8 @@ FLAGS = (
     "alibi",
     "causal_by_request",
     "mask_by_head",
+    "two_sided_window",
+    "spans_in_window",
 )
 """Those of attention that are the name of a problem's field."""
 STATES = {"padded": "padded_states", "different": "different_state_strides"}
@@ -91,6 +93,8 @@ FEATURES = (
     "kv_views",
     "strided_channels",
     "output_divisor",
+    "two_sided_window",
+    "spans_in_window",
     *STATES.values(),
     CONTEXT,
     LSE_VIEWS,
@@ -126,7 +130,9 @@ K and V lie by themselves, in rows and pages of strides of their own; ``kv_views
 of one allocation, in one row, interleaved by page, slot or head, or between the pages of other
 layers, and axes of size 1 have any stride; ``strided_channels``: channels have a stride of 2;
 ``window_right``: an
-``inputs.window_right``; ``alibi``: ``inputs.alibi_slopes``; ``output_scale``: an
+``inputs.window_right``; ``two_sided_window``: one that is ``inputs.window_left``;
+``spans_in_window``: besides ``image_spans``, an ``inputs.spans_in_window``;
+``alibi``: ``inputs.alibi_slopes``; ``output_scale``: an
 ``inputs.output_scale``, with outputs in FP8, of merges too; ``output_divisor``: an
 ``inputs.output_divisor`` of outputs of any dtype;
 ``causal_by_request``: ``inputs.causal`` is a tensor;

@@ -52,7 +52,7 @@ flex = functools.partial(
 FEATURES = (
     "custom_mask", "different_kv_strides", "window_right", "alibi", "mask_by_head", "image_spans",
     "chunked_attention", "dilated_window", "sink_tokens", "logits_bias", "alibi_sqrt", "kv_views",
-    "strided_channels",
+    "strided_channels", "two_sided_window", "spans_in_window",
 )  # fmt: skip
 
 
@@ -193,6 +193,8 @@ def _keeps(
     if inputs.spans is not None:
         for start, stop in inputs.spans[request].unbind():
             both = (position >= start) & (key >= start) & (position < stop) & (key < stop)
+            if inputs.spans_in_window and inputs.window_left >= 0:
+                both = both & (distance >= -inputs.window_left)
             kept = kept | both
     return kept
 

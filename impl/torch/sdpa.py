@@ -35,7 +35,7 @@ FEATURES = (
     "output_divisor",
     "unread_hidden_keys", "kv_views", "strided_channels",
     "mask_by_head", "image_spans", "chunked_attention", "dilated_window", "sink_tokens",
-    "logits_bias", "alibi", "alibi_sqrt",
+    "logits_bias", "alibi", "alibi_sqrt", "two_sided_window", "spans_in_window",
 )  # fmt: skip
 
 
@@ -214,7 +214,12 @@ def mask_of(inputs: AttentionInputs, queries: int, length: int, request: int) ->
     if inputs.spans is not None:
         for start, stop in inputs.spans[request].tolist():
             first = max(start - length + queries, 0)
-            keep[first : max(stop - length + queries, first), start:stop] = True
+            rows = slice(first, max(stop - length + queries, first))
+            if inputs.spans_in_window and inputs.window_left >= 0:
+                near = key[:, start:stop] >= position[rows] - inputs.window_left
+                keep[rows, start:stop] |= near
+            else:
+                keep[rows, start:stop] = True
     return keep
 
 

@@ -57,6 +57,8 @@ SWITCHES: dict[str, tuple[Any, Any]] = {
     "sink_tokens": (0, 1),
     "logits_bias": ("", "dense"),
     "alibi_function": ("linear", "sqrt"),
+    "two_sided_window": (False, True),
+    "spans_in_window": (False, True),
 }
 """Options that must matter: the value of each that switches it off, and one that switches it on."""
 TOGETHER: dict[str, dict[str, Any]] = {

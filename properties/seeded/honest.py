@@ -63,6 +63,8 @@ EVERYTHING = (
     "kv_views",
     "strided_channels",
     "output_divisor",
+    "two_sided_window",
+    "spans_in_window",
 )
 QUANTISED = (*CACHE_FEATURES, "fp8_q")
 PLAIN = AttentionProblem()

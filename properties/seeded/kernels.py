@@ -327,7 +327,10 @@ def visible(
     if inputs.window_right >= 0:
         keep = keep & stages.right(position, key, inputs.window_right)
     if request.spans is not None:
-        keep = valid & (keep | masks.spans(position, key, request.spans))
+        own = masks.spans(position, key, request.spans)
+        if inputs.spans_in_window and inputs.window_left >= 0:
+            own = own & stages.window(position, key, inputs.window_left)
+        keep = valid & (keep | own)
     if request.mask is not None:
         mask = request.mask[..., tile]
         keep = keep & (mask if mask.dim() == position.dim() else masks.heads(mask, heads))

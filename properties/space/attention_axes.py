@@ -121,6 +121,8 @@ ATTENTION_AXES: dict[str, tuple[Any, ...]] = {
     "alibi_function": tuple(ALIBI_FUNCTIONS),
     "kv_views": KV_VIEWS,
     "output_divisor": (1.0, 2.0, 4.0, 3.0),
+    "two_sided_window": (False, True),
+    "spans_in_window": (False, True),
     "regime": ATTENTION_REGIMES,
     "real": real_axis("paged_attention"),
 }
@@ -205,12 +207,14 @@ def attention_example(operation: str, chosen: Mapping[str, Any]) -> AttentionPro
 
 
 def with_what_it_needs(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that a mask's pattern and ALiBi's function ask for besides."""
+    """Return the fields that a mask's pattern, ALiBi's function and spans ask for besides."""
     found: dict[str, Any] = {}
     if fields.get("mask_pattern") or fields.get("mask_by_head"):
         found["custom_mask"] = True
     if fields.get("alibi_function", "linear") != "linear":
         found["alibi"] = True
+    if fields.get("spans_in_window") and not fields.get("spans"):
+        found["spans"] = SPANS[-1]
     return found
 
 

@@ -114,6 +114,8 @@ FEATURES = (
     "alibi_function",
     "kv_views",
     "output_divisor",
+    "two_sided_window",
+    "spans_in_window",
 )
 DECODES = ("decode", "no_query")
 """Phases of a batch of decodes to append, some of whose requests have no new token."""
@@ -122,6 +124,8 @@ MANY_FEATURES = 10
 """Features of long requests from which on half of them are drawn at a time, too."""
 OF_TILES = ("leading_tile", "inner_tile", "holes")
 """Patterns of masks that hide tiles of keys: of long requests only, whole ones."""
+OF_WINDOWS = ("sink_tokens", "two_sided_window", "spans_in_window")
+"""Features that are nothing without a window."""
 OFF = AttentionProblem()
 PLAIN = ("", "")
 """A cache in the queries' dtype, which is theirs."""
@@ -468,7 +472,7 @@ def _cache(draw: st.DrawFn, axes: Axes, fields: Mapping[str, Any]) -> dict[str, 
 def _masks(draw: st.DrawFn, axes: Axes, fields: Mapping[str, Any], *, room: bool) -> dict[str, Any]:
     """Draw what masks and ALiBi need besides: a pattern for most masks, a window for first keys.
 
-    Half of the spans get a window too, which they reach back beyond.
+    Half of the spans get a window too, which they reach back beyond, and all that are within it.
 
     Where there is ``room`` for long requests, a third of them has a mask that hides tiles whole.
     """
@@ -489,7 +493,10 @@ def _masks(draw: st.DrawFn, axes: Axes, fields: Mapping[str, Any], *, room: bool
     if (
         windows
         and not behind
-        and (fields.get("sink_tokens") or (fields.get("spans") and draw(st.booleans())))
+        and (
+            any(fields.get(name) for name in OF_WINDOWS)
+            or (fields.get("spans") and draw(st.booleans()))
+        )
     ):
         found["window_left"] = draw(sampled(windows))
     return found
@@ -498,6 +505,8 @@ def _masks(draw: st.DrawFn, axes: Axes, fields: Mapping[str, Any], *, room: bool
 def _causal(axes: Axes, fields: Mapping[str, Any]) -> st.SearchStrategy[bool]:
     """Draw whether a call is causal: where masks and spans would show nothing, mostly otherwise."""
     values = axes.allows("causal")
+    if fields.get("two_sided_window"):
+        return sampled(values[:1] * 2 + values)  # a causal one has no right side
     if fields.get("mask_pattern") == "block_causal" and False in values:
         return sampled((False,))  # under a causal mask it would hide nothing
     # Where nothing else hides keys, spans show none.

@@ -76,6 +76,7 @@ def attention_error_bound(
     logits_bias: torch.Tensor | None = None,
     alibi_function: str = "linear",
     output_divisor: float = 1.0,
+    spans_in_window: bool = False,
 ) -> AttentionOutput:
     """Bound, element by element, how far an honest kernel may be from ``paged_attention``.
 
@@ -83,7 +84,8 @@ def attention_error_bound(
         q, k_cache, v_cache, metadata, kv_layout, causal, sm_scale, window_left, logits_soft_cap,
             sinks, custom_mask, q_scale, k_scale, v_scale, compute_dtype, kv_format, kv_cache_sf,
             window_right, alibi_slopes, output_scale, spans, attention_chunk_size, window_dilation,
-            sink_tokens, logits_bias, alibi_function, output_divisor: as in ``paged_attention``.
+            sink_tokens, logits_bias, alibi_function, output_divisor, spans_in_window: as in
+            ``paged_attention``.
         arithmetic: what the kernel rounds where; float32 throughout if None.
         out_dtype: dtype of the kernel's output; if None, q's, or float8_e4m3fn where there is an
             ``output_scale``.
@@ -109,6 +111,7 @@ def attention_error_bound(
         logits_bias=logits_bias,
         alibi_function=alibi_function,
         output_divisor=output_divisor,
+        spans_in_window=spans_in_window,
         logits_soft_cap=logits_soft_cap,
         sinks=sinks,
         custom_mask=custom_mask,
@@ -154,6 +157,7 @@ def ragged_attention_error_bound(
     logits_bias: torch.Tensor | None = None,
     alibi_function: str = "linear",
     output_divisor: float = 1.0,
+    spans_in_window: bool = False,
 ) -> AttentionOutput:
     """Bound how far an honest kernel may be from ``ragged_attention``; see attention_error_bound.
 
@@ -183,6 +187,7 @@ def ragged_attention_error_bound(
         logits_bias=logits_bias,
         alibi_function=alibi_function,
         output_divisor=output_divisor,
+        spans_in_window=spans_in_window,
         logits_soft_cap=logits_soft_cap,
         sinks=sinks,
         custom_mask=custom_mask,

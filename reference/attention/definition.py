@@ -60,6 +60,7 @@ def paged_attention(
     logits_bias: torch.Tensor | None = None,
     alibi_function: str = "linear",
     output_divisor: float = 1.0,
+    spans_in_window: bool = False,
 ) -> AttentionOutput:
     """Attend a mixed batch of prefills and decodes to a paged KV cache.
 
@@ -123,6 +124,8 @@ def paged_attention(
         output_divisor: a positive number by which ``out`` is divided, whatever its dtype: kernels
             whose second product has the factor ``v_scale / o_scale`` (trtllm-gen's bmm2_scale) give
             16-bit outputs so.
+        spans_in_window: whether ``window_left`` hides keys of the query's own span, too (Gemma 4;
+            vLLM's ``mm_prefix_clamp_sliding_window``).
 
     Returns:
         AttentionOutput in ``compute_dtype``, on q's device, without gradients. No input is changed.
@@ -146,6 +149,7 @@ def paged_attention(
         logits_bias=logits_bias,
         alibi_function=alibi_function,
         output_divisor=output_divisor,
+        spans_in_window=spans_in_window,
         logits_soft_cap=logits_soft_cap,
         sinks=sinks,
         custom_mask=custom_mask,
@@ -187,6 +191,7 @@ def ragged_attention(
     logits_bias: torch.Tensor | None = None,
     alibi_function: str = "linear",
     output_divisor: float = 1.0,
+    spans_in_window: bool = False,
 ) -> AttentionOutput:
     """Attend requests to keys and values that lie one request after another, without pages.
 
@@ -199,8 +204,7 @@ def ragged_attention(
         causal, sm_scale, window_left, logits_soft_cap, sinks, custom_mask, q_scale, k_scale,
             v_scale, compute_dtype, window_right, alibi_slopes, output_scale, spans,
             attention_chunk_size, window_dilation, sink_tokens, logits_bias, alibi_function,
-            output_divisor: as in
-            ``paged_attention``.
+            output_divisor, spans_in_window: as in ``paged_attention``.
 
     Returns:
         AttentionOutput in ``compute_dtype``, on q's device. No input is changed.
@@ -223,6 +227,7 @@ def ragged_attention(
         logits_bias=logits_bias,
         alibi_function=alibi_function,
         output_divisor=output_divisor,
+        spans_in_window=spans_in_window,
         logits_soft_cap=logits_soft_cap,
         sinks=sinks,
         custom_mask=custom_mask,

@@ -94,5 +94,8 @@ def seen(
     if spans is not None:
         for ends in spans.unbind(1):
             start, stop = (each.view(-1, 1, 1) for each in ends.unbind(1))
-            near |= (position >= start) & (position < stop) & (key >= start) & (key < stop)
+            both = (position >= start) & (position < stop) & (key >= start) & (key < stop)
+            if options.spans_in_window and options.window_left >= 0:
+                both &= distance <= options.window_left
+            near |= both
     return near

@@ -41,6 +41,7 @@ class Options:
     alibi_slopes: torch.Tensor | None = None
     output_scale: float | None = None
     spans: torch.Tensor | None = None
+    spans_in_window: bool = False
     attention_chunk_size: int = 0
     window_dilation: int = 1
     sink_tokens: int = 0
@@ -100,6 +101,9 @@ def _check_structure(options: Options) -> None:
         if not isinstance(number, int) or isinstance(number, bool) or number < least:
             message = f"{name} is {number!r}; it must be an integer of at least {least}"
             raise ValueError(message)
+    if flag_of(options.spans_in_window) is None:
+        message = f"spans_in_window is {options.spans_in_window!r}; it must be True or False"
+        raise ValueError(message)
     if options.output_divisor is None:
         message = "output_divisor is None; it must be a positive, finite number"
         raise ValueError(message)

@@ -93,6 +93,10 @@ class AttentionProblem(BaseProblem):
         mask_by_head: whether each key-value head has a custom mask of its own.
         spans: whether requests have ranges of tokens that see each other, one of ``SPANS``: those
             of up to three images, or of a prefix.
+        spans_in_window: whether the window hides keys of a row's own range, too, as in
+            ``paged_attention``.
+        two_sided_window: whether ``window_right`` is ``window_left``: the window of a layer that is
+            not causal has two sides.
         chunk: ``attention_chunk_size``, as in ``paged_attention``.
         window_dilation, sink_tokens: the same as in ``paged_attention``.
         logits_bias: whether there is a ``logits_bias``, one of ``BIASES``: a number of its own for
@@ -150,6 +154,8 @@ class AttentionProblem(BaseProblem):
         "alibi_function",
         "kv_views",
         "output_divisor",
+        "two_sided_window",
+        "spans_in_window",
     )
 
     operation: str = "paged_attention"
@@ -195,6 +201,8 @@ class AttentionProblem(BaseProblem):
     alibi_function: str = "linear"
     kv_views: str = ""
     output_divisor: float = 1.0
+    two_sided_window: bool = False
+    spans_in_window: bool = False
     regime: str = "iid"
     seed: int = 0
     request_ids: tuple[int, ...] = ()
@@ -354,6 +362,11 @@ class AttentionProblem(BaseProblem):
     def ids(self) -> tuple[int, ...]:
         """The requests' identities."""
         return self.request_ids or tuple(range(len(self.seq_lens)))
+
+    @property
+    def keys_to_the_right(self) -> int:
+        """``window_right`` of the call."""
+        return self.window_left if self.two_sided_window else self.window_right
 
     @property
     def num_tokens(self) -> int:

@@ -50,6 +50,7 @@ class AttentionOptions:
     logits_bias: torch.Tensor | None = field(default=None, kw_only=True)
     alibi_function: str = field(default="linear", kw_only=True)
     output_divisor: float = field(default=1.0, kw_only=True)
+    spans_in_window: bool = field(default=False, kw_only=True)
 
     def keywords(self) -> dict[str, Any]:
         """Return the options as keyword arguments of the oracle."""

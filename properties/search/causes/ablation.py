@@ -249,7 +249,7 @@ def _longer(problem: Problem, axes: Axes, fails: Fails) -> list[Problem]:
         return []
     pairs = list(zip(problem.query_lens, problem.seq_lens, strict=True))
     tried = [[(t, s + MORE_KEYS if s else 0) for t, s in pairs]]
-    if problem.window_right >= 0:  # which hides keys of later queries only
+    if problem.keys_to_the_right >= 0:  # which hides keys of later queries only
         tried.append([(t + MORE_QUERIES, s + MORE_QUERIES) if t else (t, s) for t, s in pairs])
     made = (with_lengths(problem, each) for each in tried)
     return [each for each in made if each and each.work <= axes.max_work and fails(each)]

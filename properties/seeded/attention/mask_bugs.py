@@ -12,7 +12,7 @@ from ....impl import Target
 from ....reference import AttentionProblem, Problem
 from ....reference.tensors.inputs import AttentionInputs, RaggedAttentionInputs
 from ..catalogue import SeededBug, seeded
-from ..kernels import HONEST, Request, State, assemble, attend, close, scan
+from ..kernels import HONEST, Request, State, assemble, attend, close, in_right_window, scan
 from ..masking import HONEST_MASKS, Masks, in_span, on_grid, same_chunk
 
 BUGS: list[SeededBug] = []
@@ -20,6 +20,8 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 RAGGED = "ragged_attention"
 SHORT_TILE, WIDE_TILE = 16, 256
 """Keys of the tiles of some of these kernels."""
+ROWS = 4
+"""Rows of a block of one of them."""
 Cap = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -148,6 +150,26 @@ def window_over_spans(inputs: RaggedAttentionInputs) -> Pair:
         return found & (position - key <= left) if left >= 0 else found
 
     return _with(inputs, replace(HONEST_MASKS, spans=spans))
+
+
+@seeded(BUGS, RAGGED, "parity", features=("image_spans", "spans_in_window"))
+def spans_beyond_window(inputs: RaggedAttentionInputs) -> Pair:
+    """Show all of a span, though the window is to hide what lies further back in it."""
+    return attend(replace(inputs, spans_in_window=False))
+
+
+@seeded(BUGS, RAGGED, "parity", features=("two_sided_window",))
+def right_side_of_first_row(inputs: RaggedAttentionInputs) -> Pair:
+    """Count a window's right side from the first of four rows: keys of the others are lost.
+
+    As vLLM 0.33.0's unified attention does with the values of a block of rows.
+    """
+
+    def right(position: torch.Tensor, key: torch.Tensor, window_right: int) -> torch.Tensor:
+        row = torch.arange(len(position), device=position.device).unsqueeze(1)
+        return in_right_window(position - row % ROWS, key, window_right)
+
+    return attend(inputs, replace(HONEST, right=right))
 
 
 @seeded(BUGS, RAGGED, "parity", features=("image_spans",))

@@ -26,6 +26,7 @@ from kernelproof.properties.space.attention_strategies import (
     MOST_FEATURES,
     MOST_KEYS,
     MOST_VERIFIED,
+    OF_WINDOWS,
     lengths,
     long_axes,
 )
@@ -208,7 +209,7 @@ def test_long_requests_have_several_tiles_of_queries_and_windows(
 @pytest.mark.parametrize("max_work", [2_000, 50_000, GATE_WORK])
 def test_every_page_size_has_requests_of_two_pages(operation: str, max_work: int) -> None:
     """However little work a problem may have: else a second large page is never read."""
-    drawn = draw(operation, 600, max_work)
+    drawn = draw(operation, 800, max_work)
     several = {each.page_size for each in drawn if each.most_keys > each.page_size}
     assert several == set(all_axes(operation)["page_size"])
     assert all(each.most_keys <= MOST_KEYS for each in drawn)
@@ -302,7 +303,7 @@ def test_features_come_alone_and_together(paged: Sequence[AttentionProblem]) -> 
     # FP8 queries may bring per-head scales besides, and some features others that they need: a
     # mask, its pattern, slopes, a window.
     assert max(map(len, used)) <= most + 5
-    never_alone = {"custom_mask", "mask_pattern", "mask_by_head", "alibi_function", "sink_tokens"}
+    never_alone = {"custom_mask", "mask_pattern", "mask_by_head", "alibi_function", *OF_WINDOWS}
     alone = {next(iter(names)) for names in used if len(names) == 1}
     assert alone | never_alone == set(FEATURES)
     assert sum(not names for names in used) > len(used) / 20

@@ -121,6 +121,19 @@ def test_spans_see_both_ways_behind_windows_and_ahead(causal: bool, window: int)
 
 @pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [-1, 0, 2])
+def test_a_window_hides_keys_of_spans_too_where_that_is_asked_for(
+    causal: bool, window: int
+) -> None:
+    def sees(request: int, position: int, key: int, _: int) -> bool:
+        near = window < 0 or position - key <= window
+        return near and (not causal or key <= position or in_same_span(request, position, key))
+
+    check(sees, causal=causal, window_left=window, spans=SPANS, spans_in_window=True)
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("chunk", [1, 3, 4, 100])
 def test_a_query_sees_its_chunk_only(causal: bool, chunk: int) -> None:
     def sees(_: int, position: int, key: int, __: int) -> bool:
@@ -251,6 +264,7 @@ def test_the_bound_holds_for_a_large_bias() -> None:
         ({"spans": SPANS[:2]}, "spans"),
         ({"spans": SPANS.float()}, "spans"),
         ({"spans": [(0, 1)]}, "spans"),
+        ({"spans": SPANS, "spans_in_window": 2}, "spans_in_window"),
         ({"attention_chunk_size": -1}, "attention_chunk_size"),
         ({"window_dilation": 0}, "window_dilation"),
         ({"sink_tokens": True}, "sink_tokens"),

@@ -98,8 +98,9 @@ LAWS = ("parity", "sensitivity", "split_kv", "doubled_keys", "request_order", "k
 def test_no_law_accuses_a_right_kernel(law: str, operation: str) -> None:
     name = {"paged_attention": "torch-sdpa-paged", "ragged_attention": "torch-sdpa-ragged"}
     subject = Subject(find_implementation(name[operation]), CPU, Stages())
-    for left, right, seed in ((-1, 0, 0), (2, 1, 1), (0, 3, 2), (-1, 100, 3)):
+    for left, right, seed in ((-1, 0, 0), (2, 1, 1), (0, 3, 2), (-1, 100, 3), (1, -1, 4)):
         problem = replace(WINDOWED, window_left=left, window_right=right, seed=seed)
+        problem = replace(problem, two_sided_window=right < 0)
         problem = replace(problem, operation=operation)
         if operation in find_law(law).operations:
             assert find_law(law).check(subject, problem).status == "PASS", problem
@@ -114,8 +115,18 @@ def test_a_kernel_that_ignores_the_right_side_is_found() -> None:
     assert "window_right" in verdict.message
 
 
+@pytest.mark.parametrize("left", [-1, 0, 3])
+def test_a_window_with_two_sides_is_as_wide_on_the_right(left: int) -> None:
+    problem = replace(PROBLEM, window_left=left, two_sided_window=True)
+    both = replace(PROBLEM, window_left=left, window_right=left)
+    assert problem_from_json(problem.to_json()) == problem
+    assert materialise(problem).keywords() == materialise(both).keywords()  # type: ignore[union-attr]
+    found, wanted = (oracle.attention(materialise(each)) for each in (problem, both))  # type: ignore[arg-type]
+    assert all(map(torch.equal, found, wanted))
+
+
 def test_problems_without_it_keep_their_ids() -> None:
-    assert "window_right" not in PROBLEM.to_json()
+    assert not {"window_right", "two_sided_window"} & PROBLEM.to_json().keys()
     assert problem_from_json(WINDOWED.to_json()) == WINDOWED
     assert WINDOWED.id != PROBLEM.id
     refusal = find_implementation("flashinfer-trace-paged-decode").refusal(WINDOWED, CPU)
