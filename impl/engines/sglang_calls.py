@@ -13,7 +13,7 @@ import torch
 from ...reference import AttentionProblem
 from ...reference.tensors.inputs import PagedAttentionInputs
 from .claims import by_slots
-from .sources import implementation
+from .sources import implementation, load, says
 
 SGLANG = "sglang"
 HOMES = ("sglang.kernels.ops.attention", "sglang.srt.layers.attention.triton_ops")
@@ -52,6 +52,47 @@ def pool(cache: torch.Tensor, layout: str) -> torch.Tensor:
     """View a cache as [slots, heads, channels]."""
     paged = by_slots(cache, layout)
     return paged.view(-1, *paged.shape[2:])
+
+
+MODIFIERS = file_of("score_mod")
+"""The module of score modifiers."""
+
+
+def bias_refusal(problem: AttentionProblem, file: tuple[str, ...]) -> str | None:
+    """Return why a bias of logits is no ``relative_bias_score_mod``; None if it is one.
+
+    Args:
+        problem: the problem of attention.
+        file: the kernels' file in the releases.
+    """
+    if not problem.logits_bias:
+        return None
+    if not says(file, "score_mod"):
+        return "this release has no score modifiers"
+    seen_both_ways = not problem.causal and max(problem.query_lens, default=0) > 1
+    return "a bias by distance has none of later keys" if seen_both_ways else None
+
+
+def bias_arguments(inputs: PagedAttentionInputs) -> dict[str, object]:
+    """Return the score modifier that adds a bias, and its tensor [tokens, heads, distances].
+
+    Inkling's layers have such a tensor: of each token and head a number for each distance.
+    """
+    if inputs.logits_bias is None:
+        return {}
+    queries, keys = (each.tolist() for each in inputs.lengths())
+    bias = inputs.logits_bias
+    room = bias.new_zeros((len(inputs.q), len(bias), max(keys)))
+    token = start = 0
+    for t, s in zip(queries, keys, strict=True):
+        of_request = bias[:, start : start + t * s].reshape(len(bias), t, s)
+        for row in range(t):
+            near = s - t + row + 1
+            # By distance: the row's own key first, then those before it.
+            room[token + row, :, :near] = of_request[:, row, :near].flip(-1)
+        token, start = token + t, start + t * s
+    with load(MODIFIERS, stubs) as modifiers:
+        return {"score_mod": modifiers.relative_bias_score_mod, "aux_tensors": [room]}
 
 
 def indptr(lengths: torch.Tensor) -> torch.Tensor:

@@ -32,7 +32,8 @@ def _refusal(problem: AttentionProblem, target: Target) -> Refusal | str | None:
         (any(t != 1 for t in problem.query_lens), "decoding has one query a request"),
         (problem.empty_requests, "a request without keys is NaN: the new token is one"),
         (problem.window_left >= 0, "SGLang gives the kernel the window's keys only"),
-    ) or sglang.pool_refusal(problem) or unavailable(FILE, target)  # fmt: skip
+    ) or sglang.bias_refusal(problem, FILE) or sglang.pool_refusal(problem) \
+        or unavailable(FILE, target)  # fmt: skip
 
 
 def _alone(problem: AttentionProblem, target: Target) -> Refusal | str | bool:
@@ -50,13 +51,14 @@ def _grouped(problem: AttentionProblem, target: Target) -> Refusal | str | bool:
 
 
 def _compile_key(problem: AttentionProblem) -> Hashable:
-    options = problem.page_size, problem.logits_soft_cap, problem.sinks
+    options = problem.page_size, problem.logits_soft_cap, problem.sinks, problem.logits_bias
     return *sglang.strides_key(problem), *options
 
 
 decode = functools.partial(
-    sglang.kernel, "paged_attention", features=("mla",), compile_key=_compile_key, split=LEAST_SPLIT
-)
+    sglang.kernel, "paged_attention", features=("mla", "logits_bias"), compile_key=_compile_key,
+    split=LEAST_SPLIT,
+)  # fmt: skip
 
 
 def _attend(inputs: PagedAttentionInputs) -> sglang.Pair:
@@ -86,6 +88,7 @@ def _attend(inputs: PagedAttentionInputs) -> sglang.Pair:
             v_scale=inputs.v_scale,
             logit_cap=inputs.logits_soft_cap,
             sinks=inputs.sinks,
+            **sglang.bias_arguments(inputs),
             **known(
                 attend,
                 page_size=inputs.metadata.page_size,

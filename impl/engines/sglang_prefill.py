@@ -69,6 +69,19 @@ def prefill(inputs: RaggedAttentionInputs) -> Pair:
 
 
 EXTEND = sglang.file_of("extend_attention")
+TWO_SIDED = ">=0.5.23"
+"""Releases whose window has two sides without a causal mask."""
+ON_AMD = {
+    name: f"sglang/kernels/ops/attention/extend_attention.py:{line} of sglang 0.5.23"
+    for name, line in (
+        ("USE_COMPACT_TILE_GRID", 1059), ("STORE_TRANSPOSE", 1152), ("IS_GFX1250", 1151),
+        ("USE_EXP2", 1046), ("USE_FP8_PREFIX", 1023), ("USE_FP8_EXTEND", 1029),
+    )
+} | {
+    "IDENTITY_KV_INDICES":
+    "sglang/srt/layers/attention/triton_backend.py:275 of sglang 0.5.23"
+}  # fmt: skip
+"""Flags that these lines set on AMD's GPUs only."""
 BATCHES = (1, 2, 16)
 """Requests of batches that Triton compiles apart: the number is an argument of the kernel."""
 
@@ -80,15 +93,19 @@ def _extends(problem: AttentionProblem, target: Target) -> Refusal | str | bool:
         (problem.more_queries_than_keys, "new tokens are keys, too"),
         (any(scale not in (0.5, 1, 2) for scale in scales),
          "scales are the prefix's: new keys would be rounded by another than a power of two"),
-        (problem.window_left >= 0 and not problem.causal, "without causal, a window has two sides"),
+        (problem.window_left >= 0 and not problem.causal and not problem.two_sided_window,
+         "without causal, a window has two sides"),
+        (problem.two_sided_window and not provider_matches(target, SGLANG, TWO_SIDED),
+         f"a release that is not {TWO_SIDED} was not read for windows with two sides"),
         (problem.custom_mask and problem.causal, "a mask stands in for the causal one"),
-    ) or sglang.pool_refusal(problem) or unavailable(EXTEND, target) or True  # fmt: skip
+    ) or sglang.bias_refusal(problem, EXTEND) or sglang.pool_refusal(problem) \
+        or unavailable(EXTEND, target) or True  # fmt: skip
 
 
 def _extend_key(problem: AttentionProblem) -> Hashable:
     options = (
         problem.page_size, problem.causal, problem.window_left, problem.logits_soft_cap,
-        problem.sinks, problem.custom_mask,
+        problem.sinks, problem.custom_mask, problem.logits_bias, problem.two_sided_window,
         problem.num_requests == 1, problem.num_requests % BATCHES[-1] == 0,
     )  # fmt: skip
     return *sglang.strides_key(problem), *options
@@ -103,12 +120,13 @@ def _kernels(problem: AttentionProblem) -> list[AttentionProblem]:
     "paged_attention",
     name="sglang-extend",
     supports=_extends,
-    features=("custom_mask", "mla", "host_bounds"),
+    features=("custom_mask", "mla", "host_bounds", "logits_bias", "two_sided_window"),
     arithmetic=Arithmetic(probabilities="inputs", operands="tfloat32", tanh="sigmoid"),
     compile_key=_extend_key,
     kernels=_kernels,
     # A tile that the window cuts is read whole. SGLang leaves pages behind it out of the indices.
     hidden_keys="finite",
+    unset_flags=ON_AMD,
     tile=64,  # 128 on SM80, SM89 and SM120, 32 with head dims above 128 in the interpreter
 )
 def extend(inputs: PagedAttentionInputs) -> sglang.Pair:
@@ -144,6 +162,7 @@ def extend(inputs: PagedAttentionInputs) -> sglang.Pair:
             sinks=inputs.sinks,
             window_kv_offsets=torch.zeros_like(lengths),
             **lse,
+            **sglang.bias_arguments(inputs),
             **known(attend, page_size=inputs.metadata.page_size),
         )
     return inputs.out, inputs.lse if lse else None

@@ -25,7 +25,14 @@ from .launch import why_not
 from .sources import implementation, load, says, unavailable
 from .vllm_stubs import KVQuantMode, stubs
 
-MASKS = ("image_spans", "chunked_attention", "sink_tokens", "alibi_sqrt")
+MASKS = (
+    "image_spans",
+    "chunked_attention",
+    "sink_tokens",
+    "alibi_sqrt",
+    "two_sided_window",
+    "spans_in_window",
+)
 """Optional features of problems that these arguments say."""
 
 
@@ -42,13 +49,15 @@ def _unsaid_mask(problem: AttentionProblem, *, causal: bool) -> str | None:
         (problem.chunk and problem.spans, "no model has chunks and ranges that see both ways"),
         (problem.chunk and problem.sink_tokens,
          "the first keys are those of a window, not a chunk"),
+        (problem.window_left >= 0 and not causal and problem.sink_tokens,
+         "a window with first keys has no right side"),
     )  # fmt: skip
 
 
 def _mask_key(problem: AttentionProblem) -> tuple[Hashable, ...]:
     """Name what is compiled in."""
     kept = problem.sink_tokens > 0 and problem.window_left >= 0
-    return problem.spans, problem.chunk, kept, problem.alibi_function
+    return problem.spans, problem.chunk, kept, problem.alibi_function, problem.spans_in_window
 
 
 def _mask_arguments(inputs: PagedAttentionInputs) -> tuple[int, dict[str, Any]]:
@@ -60,6 +69,8 @@ def _mask_arguments(inputs: PagedAttentionInputs) -> tuple[int, dict[str, Any]]:
         start, stop = inputs.spans.unbind(-1)
         stop = torch.minimum(stop, lengths[:, None])
         found["mm_prefix_range"] = torch.stack((start, stop - 1), -1).int().contiguous()
+        if inputs.spans_in_window:
+            found["mm_prefix_clamp_sliding_window"] = True
     if inputs.attention_chunk_size:
         # A window of a whole number of chunks is that many chunks, less those looked back at.
         left, found["chunk_lookback"] = inputs.attention_chunk_size - 1, 0
@@ -96,6 +107,10 @@ BY_TOKEN = {
     torch.float8_e4m3fn: KVQuantMode.FP8_PER_TOKEN_HEAD,
 }
 """vLLM's quantisation modes of caches with a scale for each token and head, by dtype."""
+IN_FP8 = tuple((f"float8_e4m3fn{storage}", "float8_e4m3fn") for storage in ("", " as uint8"))
+"""Caches and queries of products in FP8."""
+LEAST_IN_FP8 = 32
+"""Channels, and keys of a tile, of a product in FP8."""
 LEAST_TILE = 16
 """Keys that a descriptor reads at least: vLLM's pages are multiples of it."""
 ALIGNED = 16
@@ -120,6 +135,10 @@ LATER: tuple[tuple[str, Callable[[AttentionProblem], bool], str], ...] = (
     ("MAX_MM_RANGES", lambda problem: bool(problem.spans), "no ranges that see both ways"),
     ("chunk_lookback", lambda problem: problem.chunk > 0, "no chunks"),
     ("rswa_window", lambda problem: problem.sink_tokens > 0, "no keys that a window never hides"),
+    ("mm_prefix_clamp_sliding_window", lambda problem: problem.spans_in_window,
+     "no ranges within a window"),
+    ("sw_mask_v", lambda problem: problem.two_sided_window, "no window with two sides"),
+    ("Q_IS_FP8", lambda problem: bool(problem.q_dtype), "no queries in FP8"),
     ("use_alibi_sqrt", lambda problem: problem.alibi_function == "sqrt", "no root of a distance"),
 )  # fmt: skip
 """What older releases do not have: a word of the file, whose problems need it, and the reason."""
@@ -131,7 +150,7 @@ def _supports(problem: AttentionProblem, target: Target) -> bool | str:
     for word, needed, reason in LATER:
         if needed(problem) and not says(FILE, word):
             return f"this release has {reason}"
-    if problem.window_left >= 0 and not _all_causal(problem):
+    if problem.window_left >= 0 and not (_all_causal(problem) or problem.two_sided_window):
         return "a window without a causal mask has two sides"
     unsaid = _unsaid_mask(problem, causal=_all_causal(problem))
     if unsaid:
@@ -139,8 +158,20 @@ def _supports(problem: AttentionProblem, target: Target) -> bool | str:
     linear = problem.alibi and problem.alibi_function == "linear"
     if linear and problem.sinks and max(problem.query_lens, default=0) > 1:
         return "ALiBi is counted from the first new token, which sinks know nothing of"
-    wrong = refused_attention(problem) or wrong_here(target, _in_fp8(problem))
-    return wrong or unavailable(FILE, target) or True
+    wrong = refused_attention(problem) or _no_product(problem)
+    return wrong or wrong_here(target, _in_fp8(problem)) or unavailable(FILE, target) or True
+
+
+def _no_product(problem: AttentionProblem) -> str | None:
+    """Return why queries in FP8 are not multiplied; None if they are, or there are none."""
+    if not problem.q_dtype:
+        return None
+    return first_reason(
+        ((problem.kv_cache, problem.q_dtype) not in IN_FP8,
+         "queries in FP8 meet a cache in the FP8 of the platform, float8_e4m3fn"),
+        (problem.head_dim_qk < LEAST_IN_FP8,
+         f"a product in FP8 takes {LEAST_IN_FP8} channels or more"),
+    )  # fmt: skip
 
 
 def _supports_3d(problem: AttentionProblem, target: Target) -> bool | str:
@@ -205,6 +236,8 @@ def _by_descriptors(
         # The kernel asserts that a page has whole tiles.
         if problem.page_size < LEAST_TILE or problem.page_size % min(tile, problem.page_size):
             return f"a descriptor reads {LEAST_TILE} keys or {tile} of a page that has whole tiles"
+        if problem.q_dtype and problem.page_size < LEAST_IN_FP8:
+            return f"a product in FP8 takes {LEAST_IN_FP8} keys of a page or more"
         least = 1 if problem.cache_entry.dtype.itemsize == 1 else 2
         if problem.head_dim_qk * least % ALIGNED:
             return f"strides of a descriptor are multiples of {ALIGNED} bytes"
@@ -227,14 +260,15 @@ def _all_causal(problem: AttentionProblem) -> bool:
 
 def _compile_key(problem: AttentionProblem) -> Hashable:
     """Name the constants of the kernel; strides matter where they are no multiples of 16."""
-    strides = (problem.strided_q, problem.strided_kv, problem.kv_layout)
+    strides = (problem.strided_q, problem.strided_kv, problem.kv_layout, problem.kv_views)
     several = max(problem.query_lens, default=0) > 1
     return (
         problem.dtype, problem.kv_cache, problem.head_dim_qk, problem.num_kv_heads,
         problem.group_size, problem.page_size, problem.window_left, problem.causal, problem.sinks,
         problem.logits_soft_cap > 0, problem.alibi, strides if problem.head_dim_qk % 16 else None,
         several and problem.head_dim_qk == LARGE_HEAD, problem.causal_by_request,
-        problem.output_scale is not None, *_mask_key(problem),
+        problem.output_scale is not None, problem.q_dtype, problem.two_sided_window,
+        *_mask_key(problem),
     )  # fmt: skip
 
 
@@ -255,11 +289,13 @@ unified = functools.partial(
     provider="vllm",
     features=(
         "fp8_kv",
+        "fp8_q",
         "per_token_head_kv",
         "output_scale",
         "host_bounds",
         "alibi",
         "causal_by_request",
+        "kv_views",
         *MASKS,
     ),
     arithmetic=ARITHMETIC,
@@ -387,7 +423,9 @@ def _attend(
             window_size=(left, 0 if causal is True else -1),
             block_table=padded_table(inputs),
             softcap=inputs.logits_soft_cap,
-            q_descale=None,
+            q_descale=inputs.q.new_tensor(inputs.q_scale, dtype=torch.float32)
+            if inputs.q.dtype.itemsize == 1
+            else None,
             k_descale=scales[0],
             v_descale=scales[1],
             sinks=inputs.sinks,

@@ -421,6 +421,7 @@ OTHERWISE: tuple[dict[str, Any], ...] = (
     {"custom_mask": False}, {"num_groups": 1, "topk_groups": 1}, {"q_dtype": ""}, {"bias": False},
     {"head_dim_qk": 64, "head_dim_vo": 64}, {"num_heads": 1}, {"top_k": 1}, {"num_kv_heads": 1},
     {"top_k": 2}, {"top_k": 8}, {"sink_tokens": 0}, {"sinks": False}, {"chunk": 0},
+    {"two_sided_window": False},
 )  # fmt: skip
 """What a problem may be besides, so that it is none that an entry is about."""
 
