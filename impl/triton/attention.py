@@ -114,14 +114,17 @@ def split_kv(inputs: PagedAttentionInputs) -> AttentionOutput:
 
 
 @attention_kernel(
-    "ragged_attention", name="triton-ragged-attention", features=FEATURES, writes_out=True
+    "ragged_attention",
+    name="triton-ragged-attention",
+    features=(*FEATURES, "fp8_kv"),
+    writes_out=True,
 )
 def ragged(inputs: RaggedAttentionInputs) -> AttentionOutput:
     """Attend requests whose keys lie one after another: the same kernel, without pages.
 
     Args:
         inputs: q [tokens, qo_heads, head_dim_qk], k [keys, kv_heads, head_dim_qk] and v [keys,
-            kv_heads, head_dim_vo] in float32, float16 or bfloat16.
+            kv_heads, head_dim_vo] in float32, float16 or bfloat16; k and v in FP8, too.
 
     Returns:
         As ``paged``.

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ...reference import AttentionOutput
+from ...reference.formats.arithmetic import dtype_name
 from ...reference.formats.cache_elements import FP8, NVFP4
 from ...reference.formats.kv_format import checked_cache
 from ...reference.tensors.inputs import AttentionInputs, PagedAttentionInputs
@@ -77,7 +78,9 @@ class Call:
             self.most_keys = inputs.metadata.paged_kv_indices.shape[0] * self.page_size
             check_divisor("page_size", self.page_size, "keys", self.most_keys)
         else:
-            self.k, self.v = inputs.k.unsqueeze(0), inputs.v.unsqueeze(0)
+            if inputs.k.dtype.itemsize == 1:
+                self.kv_format = dtype_name(inputs.k.dtype)
+            self.k, self.v = (_slots(each.unsqueeze(0), "NHD") for each in (inputs.k, inputs.v))
             self.qo_indptr = inputs.qo_indptr
             self.head_dim_vo = self.v.shape[3]
             self.page_size = 1
