@@ -300,6 +300,12 @@ def test_a_kernel_of_an_engine_that_is_not_there_is_asked_little(
     assert any(each and each.code == "package" for each in asked)
 
 
+TWO_SIDED = {"causal": False, "window_left": 5, "two_sided_window": True}
+IN_FP8 = {
+    "kv_cache": "float8_e4m3fn", "q_dtype": "float8_e4m3fn", "q_scale": 0.5, "k_scale": 2.0,
+    "v_scale": 1.25, "head_dim_qk": 32, "head_dim_vo": 32, "page_size": 32,
+}  # fmt: skip
+
 ENGINES = Path(__file__).parents[3] / ".engines"
 FOLDERS = [ENGINES / name for name in ("vllm-0.33.0", "sglang-0.5.23", "lmdeploy-0.18.0")]
 
@@ -339,6 +345,24 @@ def real() -> Iterator[Worker]:
             replace(MIXED, sink_tokens=1, window_left=1, seq_lens=(4, 87, 5)),
         ),
         ("vllm-unified-attention-td", replace(MIXED, alibi=True, alibi_function="sqrt")),
+        (
+            "vllm-unified-attention",
+            replace(MIXED, spans="images", spans_in_window=True, window_left=2),
+        ),
+        *(
+            ("vllm-unified-attention", replace(MIXED, causal_by_request=each, **TWO_SIDED))
+            for each in (False, True)
+        ),
+        *(
+            (f"vllm-unified-attention{form}", replace(MIXED, **IN_FP8))
+            for form in ("", "-3d", "-td")
+        ),
+        ("vllm-unified-attention", replace(MIXED, kv_views="row", strided_q=True)),
+        ("sglang-extend", replace(MIXED, **TWO_SIDED)),
+        ("sglang-extend", replace(MIXED, custom_mask=True, **TWO_SIDED)),
+        ("sglang-extend", replace(MIXED, logits_bias="dense")),
+        ("sglang-decode", replace(DECODED, group_size=1, logits_bias="dense")),
+        ("sglang-decode-grouped", replace(DECODED, logits_bias="relative")),
         ("vllm-chunked-prefill-paged-decode", replace(MIXED, sinks=True, window_left=2)),
         ("vllm-chunked-prefill-paged-decode", replace(MIXED, alibi=True)),
         ("vllm-batched-moe", BATCHED),

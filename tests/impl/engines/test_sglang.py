@@ -229,6 +229,7 @@ def test_each_argument_arrives(name: str, problem: Problem) -> None:
         ("sglang-extend", replace(MIXED, k_scale=1.25), "than a power of two"),
         ("sglang-extend", replace(MIXED, causal=False, window_left=3), "has two sides"),
         ("sglang-extend", replace(MIXED, custom_mask=True), "stands in for the causal one"),
+        ("sglang-extend", replace(MIXED, logits_bias="dense"), "no score modifiers"),
         ("sglang-prefill", replace(RAGGED, seq_lens=(4, 17, 5)), "as many queries as keys"),
         ("sglang-prefill", replace(RAGGED, head_dim_vo=32), "the same channels"),
         ("sglang-prefill", replace(RAGGED, sinks=True), "no sinks"),

@@ -492,6 +492,8 @@ def test_what_older_releases_do_not_have(vllm: Path, monkeypatch: pytest.MonkeyP
         ({"chunk": 2}, "no chunks"),
         ({"sink_tokens": 1}, "no keys that a window never hides"),
         ({"alibi": True, "alibi_function": "sqrt"}, "no root of a distance"),
+        ({"window_left": 2, "two_sided_window": True}, "no window with two sides"),
+        ({"kv_cache": "float8_e4m3fn", "q_dtype": "float8_e4m3fn"}, "no queries in FP8"),
     ):
         said = plain.refusal(replace(MIXED, **fields), here)
         assert said == f"this release has {missing_part}"
