@@ -174,7 +174,7 @@ def attention_example(operation: str, chosen: Mapping[str, Any]) -> AttentionPro
     real = fields.pop("real", 0)
     lengths = _lengths_of(phase, verify)
     if fields.get("tree"):
-        fields |= {**NO_MASK, "spans": ""}
+        fields |= {**NO_MASK, "spans": "", "spans_in_window": False}
         lengths = [(min(pair), max(pair)) for pair in lengths]
     fields |= with_what_it_needs(fields)
     fields |= head_fields(fields.pop("head_dims"))

@@ -653,6 +653,13 @@ def test_a_kernel_of_one_request_is_given_no_other_batch() -> None:
     assert axes is None or not axes.max_requests
 
 
+def test_a_tree_has_no_spans_whatever_else_is_chosen() -> None:
+    simplest = {name: values[0] for name, values in all_axes("paged_attention").items()}
+    made = example("paged_attention", {**simplest, "tree": 1, "spans_in_window": True})
+    assert isinstance(made, AttentionProblem)
+    assert (made.tree, made.spans) == (1, "")
+
+
 def test_trees_are_drawn_where_tokens_are_verified() -> None:
     axes = narrow("paged_attention", accept(lambda p: not p.custom_mask), GATE_WORK)
     assert axes is not None
