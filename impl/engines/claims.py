@@ -42,3 +42,8 @@ def refused_experts(problem: MoEProblem | BatchedMoEProblem, target: Target) -> 
 def by_slots(cache: torch.Tensor, kv_layout: str) -> torch.Tensor:
     """Return a view of a cache as [pages, page_size, heads, head_dim]."""
     return cache if kv_layout == "NHD" else cache.transpose(1, 2)
+
+
+def as_bytes(cache: torch.Tensor) -> torch.Tensor:
+    """Return a cache of one byte an element as bytes, for which torch has every operation."""
+    return cache.view(torch.uint8) if cache.element_size() == 1 else cache

@@ -120,8 +120,8 @@ def _fills(problem: AttentionProblem, target: Target) -> Refusal | str | bool:
 def _fill_key(problem: AttentionProblem) -> Hashable:
     return (
         problem.dtype, problem.kv_cache, problem.num_kv_heads, problem.head_dim_qk,
-        problem.head_dim_vo, problem.page_size, problem.kv_layout, problem.strided_kv,
-        problem.most_queries == 1,
+        problem.head_dim_vo, problem.page_size, problem.kv_layout, problem.strided_q,
+        problem.strided_kv, problem.most_queries == 1,
     )  # fmt: skip
 
 

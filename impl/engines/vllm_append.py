@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable
+from dataclasses import replace
 
 import torch
 
 from ...reference import AttentionProblem
 from ...reference.tensors.inputs import AppendInputs
 from ..targets.target import Target
-from .claims import by_slots, wrong_here
-from .sources import implementation, load, says, unavailable
+from .claims import as_bytes, by_slots, wrong_here
+from .sources import implementation, known, load, missing_file, says, unavailable
 from .vllm_attention import BY_TOKEN
 from .vllm_stubs import stubs
 
 NAME = "ops.triton_reshape_and_cache_flash"
 FILE = (f"vllm.v1.attention.{NAME}", f"vllm.attention.{NAME}")
+DIFFKV = "triton_reshape_and_cache_flash_diffkv"
+QUANTISED = "triton_reshape_and_cache_flash_per_token_head_quant"
 
 
 def _supports(problem: AttentionProblem, target: Target) -> bool | str:
@@ -33,49 +37,144 @@ def _supports(problem: AttentionProblem, target: Target) -> bool | str:
 
 
 def _compile_key(problem: AttentionProblem) -> Hashable:
-    strides = (problem.strided_kv, problem.kv_layout)
+    strides = (problem.strided_q, problem.strided_kv, problem.kv_layout)
     return (
         problem.dtype,
         problem.kv_cache,
         problem.head_dim_qk,
+        problem.head_dim_vo,
         problem.num_kv_heads,
         problem.page_size,
-        strides if problem.head_dim_qk % 16 else None,
+        strides if problem.head_dim_qk % 16 or problem.head_dim_vo % 16 else None,
     )
 
 
-@implementation(
+writer = functools.partial(
+    implementation,
     "append_paged_kv",
-    name="vllm-reshape-and-cache-flash",
     provider="vllm",
-    supports=_supports,
     features=("fp8_kv", "slot_mapping"),
     compile_key=_compile_key,
     build_ahead="cuda",
     build_minutes=0.02,
     build_compilers=1,
 )
+"""``implementation``, with what the adapters to writers of FP8 and plain caches declare alike."""
+
+
+def _given(inputs: AppendInputs) -> dict[str, object]:
+    """Return the arguments that the writers have in common."""
+    return {
+        "key": inputs.k,
+        "value": inputs.v,
+        "slot_mapping": inputs.slot_mapping,
+        "kv_cache_dtype": "auto" if inputs.kv_format is None else "fp8",
+        "k_scale": inputs.k.new_tensor(inputs.k_scale, dtype=torch.float32),
+        "v_scale": inputs.k.new_tensor(inputs.v_scale, dtype=torch.float32),
+    }
+
+
+def _caches(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the caches to write into: the given ones, or copies."""
+    if inputs.in_place:
+        return inputs.k_cache, inputs.v_cache
+    return inputs.k_cache.clone(), inputs.v_cache.clone()
+
+
+@writer(name="vllm-reshape-and-cache-flash", supports=_supports)
 def append(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Write each token into the slot that its request's pages give it."""
-    caches = inputs.k_cache, inputs.v_cache
-    if not inputs.in_place:
-        caches = inputs.k_cache.clone(), inputs.v_cache.clone()
+    caches = _caches(inputs)
     k_cache, v_cache = (by_slots(each, inputs.kv_layout) for each in caches)
     with load(FILE, stubs) as kernels:
         kernels.triton_reshape_and_cache_flash(
-            key=inputs.k,
-            value=inputs.v,
-            key_cache=k_cache,
-            value_cache=v_cache,
-            slot_mapping=inputs.slot_mapping,
-            kv_cache_dtype="auto" if inputs.kv_format is None else "fp8",
-            k_scale=inputs.k.new_tensor(inputs.k_scale, dtype=torch.float32),
-            v_scale=inputs.k.new_tensor(inputs.v_scale, dtype=torch.float32),
+            key_cache=k_cache, value_cache=v_cache, **_given(inputs)
         )
     return caches
 
 
-QUANTISED = "triton_reshape_and_cache_flash_per_token_head_quant"
+def _supports_rows(problem: AttentionProblem, target: Target) -> bool | str:
+    if not says(FILE, DIFFKV):
+        return missing_file(FILE) or "this release has no rows of keys and values"
+    if problem.kv_element == "float8_e5m2":
+        return "vLLM's Triton caches hold e4m3 where e5m2 is asked for"
+    return wrong_here(target, problem.kv_cache) or unavailable(FILE, target) or True
+
+
+@writer(name="vllm-reshape-and-cache-diffkv", supports=_supports_rows)
+def append_rows(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """Write each token into a cache of rows that hold a head's key and its value behind it."""
+    caches = _caches(inputs)
+    rows = torch.cat([as_bytes(each) for each in caches], dim=3).view(caches[0].dtype)
+    with load(FILE, stubs) as kernels:
+        getattr(kernels, DIFFKV)(kv_cache=by_slots(rows, inputs.kv_layout), **_given(inputs))
+    for cache, written in zip(
+        caches, rows.split([each.shape[3] for each in caches], 3), strict=True
+    ):
+        cache.copy_(written)
+    return caches
+
+
+def _supports_head_major(problem: AttentionProblem, target: Target) -> bool | str:
+    if not says(FILE, "USE_HEAD_MAJOR_LAYOUT"):
+        return missing_file(FILE) or "this release has no head-major layout"
+    if target.device != "cpu":
+        return "vLLM writes head-major caches on AMD only"
+    if problem.head_dim_qk % _packed(problem):
+        return f"channels of keys are packed by {_packed(problem)}"
+    return _supports(replace(problem, kv_layout="NHD"), target)
+
+
+def _supports_interleaved(problem: AttentionProblem, target: Target) -> bool | str:
+    if not says(FILE, "INTERLEAVED_V_PACK_FACTOR"):
+        return missing_file(FILE) or "this release never interleaves values"
+    return _supports_head_major(problem, target)
+
+
+def _packed(problem: AttentionProblem) -> int:
+    """Return the elements of 16 bytes."""
+    return 16 // problem.cache_entry.dtype.itemsize
+
+
+@writer(name="vllm-reshape-and-cache-head-major", supports=_supports_head_major)
+def append_head_major(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """Write into keys [pages, heads, dim / x, slots, x] and values [pages, heads, dim, slots]."""
+    return _append_head_major(inputs, interleaved=False)
+
+
+@writer(name="vllm-reshape-and-cache-interleaved", supports=_supports_interleaved)
+def append_interleaved(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """Do the same with values [pages, heads, slots / x, dim, x]."""
+    return _append_head_major(inputs, interleaved=True)
+
+
+def _append_head_major(
+    inputs: AppendInputs, *, interleaved: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Write into copies of the caches, in pages of keys and of values by turns, as hybrid ones."""
+    caches = _caches(inputs)
+    k_cache, v_cache = (by_slots(each, inputs.kv_layout) for each in caches)
+    pages, slots, heads, dim = k_cache.shape
+    x = 16 // k_cache.element_size()
+    room = -(-slots // x) * x if interleaved else slots
+    both = k_cache.new_empty((pages, 2, heads, dim * room))
+    keys = both[:, 0, :, : dim * slots].unflatten(2, (dim // x, slots, x))
+    values = both[:, 1, :, : dim * slots].unflatten(2, (dim, slots))
+    k_view = keys.permute(0, 3, 1, 2, 4)
+    v_view = values.permute(0, 3, 1, 2).unsqueeze(2)
+    if interleaved:
+        v_view = both[:, 1].unflatten(2, (room // x, dim, x)).permute(0, 2, 4, 1, 3)
+    k_cache = k_cache.unflatten(3, (dim // x, x))
+    k_view.copy_(k_cache)
+    whole = torch.nn.functional.pad(v_cache, (0, 0, 0, 0, 0, room - slots))
+    v_view.copy_(whole.view(v_view.shape))
+    with load(FILE, stubs) as kernels:
+        write = kernels.triton_reshape_and_cache_flash
+        more = known(write, interleaved_v_pack_factor=x * interleaved)
+        write(key_cache=keys, value_cache=values, **_given(inputs), **more)
+    k_cache.copy_(k_view)
+    v_cache.copy_(v_view.flatten(1, 2)[:, :slots])
+    return caches
 
 
 def _quantises(problem: AttentionProblem, target: Target) -> bool | str:
@@ -90,7 +189,12 @@ def _quantises(problem: AttentionProblem, target: Target) -> bool | str:
 
 
 def _token_key(problem: AttentionProblem) -> Hashable:
-    strides = (problem.strided_kv, problem.kv_layout, problem.num_kv_heads)
+    strides = (
+        problem.strided_q,
+        problem.strided_kv,
+        problem.kv_layout,
+        problem.num_kv_heads,
+    )
     dims = problem.head_dim_qk, problem.head_dim_vo
     return problem.dtype, problem.kv_cache, *dims, problem.page_size, *strides
 

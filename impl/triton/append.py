@@ -10,7 +10,7 @@ import torch
 
 from ...reference import AttentionProblem
 from ...reference.tensors.inputs import AppendInputs
-from ..gpu.triton_interpreter import scalars_as_bounds
+from ..gpu.triton_interpreter import hasten, scalars_as_bounds
 from ..targets.optional import require
 from .support import ceil_div, kernel, next_power_of_two, require_triton
 from .units import alignment_of, in_every_alignment, in_units, strides, unit_of
@@ -73,15 +73,10 @@ def append(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
     if inputs.kv_format is not None:
         k_slots, v_slots = inputs.kv_format.view(k_slots), inputs.kv_format.view(v_slots)
         largest = torch.finfo(k_slots.dtype).max
-    if not k.is_cuda:
-        k, v = (
-            _rounded(k, k_slots.dtype, inputs.k_scale),
-            _rounded(v, v_slots.dtype, inputs.v_scale),
-        )
-        k_slots, v_slots, largest = _bytes_of_fp8(k_slots), _bytes_of_fp8(v_slots), 0.0
     most = heads * max(dim_qk, dim_vo)
     channels, block = BLOCK_CHANNELS, BLOCK_TOKENS
     if not k.is_cuda:
+        hasten()  # the interpreter's own casts round neither to bfloat16 nor to FP8
         channels, block = min(next_power_of_two(most), channels), INTERPRETED_BLOCK_TOKENS
     metadata = inputs.metadata
     steps = {
@@ -107,15 +102,3 @@ def append(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
             **arguments
         )
     return caches
-
-
-def _rounded(new: torch.Tensor, dtype: torch.dtype, scale: float | torch.Tensor) -> torch.Tensor:
-    """Round new rows to what a cache holds: the interpreter rounds neither to bfloat16 nor FP8."""
-    if dtype.itemsize > 1:
-        return new.to(dtype)
-    largest = torch.finfo(dtype).max
-    return _bytes_of_fp8((new.float() / scale).clamp(-largest, largest).to(dtype))
-
-
-def _bytes_of_fp8(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor

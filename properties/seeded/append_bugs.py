@@ -98,6 +98,14 @@ def slots_appended_by_dense_rows(inputs: AppendInputs) -> Pair:
 
 
 @seeded(BUGS, APPEND, "append_parity")
+def rows_appended_as_dense(inputs: AppendInputs) -> Pair:
+    """Read new keys and values as if each row began where the one before ends."""
+    rows = inputs.k, inputs.v
+    k, v = (each.as_strided(each.shape, each.contiguous().stride()) for each in rows)
+    return append(replace(inputs, k=k, v=v))  # type: ignore[no-any-return]  # as above
+
+
+@seeded(BUGS, APPEND, "append_parity")
 def append_takes_decodes_by_request(inputs: AppendInputs) -> Pair:
     """Take the row of a request's number in a batch of decodes, though some have no new token."""
     counts = inputs.metadata.qo_indptr.diff()

@@ -155,8 +155,8 @@ APPEND_AXES = {
     # Appending reads no query and computes nothing: other axes would only repeat problems.
     **{name: values[:1] for name, values in ATTENTION_AXES.items()},
     **{name: ATTENTION_AXES[name] for name in ("dtype", "num_kv_heads", "page_size", "kv_layout",
-                                               "page_order", "strided_kv", "different_kv_strides",
-                                               "kv_views", "regime")},
+                                               "page_order", "strided_q", "strided_kv",
+                                               "different_kv_strides", "kv_views", "regime")},
     "phase": ("decode", "prefill", "chunk", "no_query"),
     "head_dims": WITHOUT_LATENT,
     "real": real_axis("append_paged_kv"),

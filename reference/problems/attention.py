@@ -119,7 +119,8 @@ class AttentionProblem(BaseProblem):
             absorbed, with one latent head, 512 compressed channels and 64 rotary ones. With as many
             channels as K has, V is all of K (DeepSeek-V4). Caches of fp8_ds_mla and nvfp4_ds_mla
             are of such problems.
-        strided_q: q is a slice of a packed QKV tensor.
+        strided_q: q is a slice of a packed QKV tensor; of append_paged_kv the new keys, the new
+            values, or both, are.
         strided_kv: k and v are views of one larger allocation.
         different_kv_strides: v lies by itself, in wider rows and with pages further apart than k's;
             no meaning where values are in keys.

@@ -166,6 +166,25 @@ def _place_q(problem: AttentionProblem, q: torch.Tensor, home: Allocator) -> tor
     return view
 
 
+def _place_new(
+    problem: AttentionProblem, k: torch.Tensor, v: torch.Tensor, home: Allocator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Place new keys [tokens, K, D] and values [tokens, K, E], in rows of QKV if strided.
+
+    One of the two may lie by itself in memory, as keys do that were rotated out of place.
+    """
+    which = choose(problem.seed, "packed rows", 0, 3) if problem.strided_q else None
+    found = []
+    for number, (name, rows) in enumerate((("new_k", k), ("new_v", v))):
+        if which in (None, number):
+            found.append(home.place(name, rows))
+            continue
+        tokens, heads, dim = rows.shape
+        packed = home.empty(name, (tokens, 3 * heads, dim), rows.dtype)
+        found.append(packed[:, heads : 2 * heads].copy_(rows))
+    return found[0], found[1]
+
+
 def _place_kv(
     problem: AttentionProblem, k: torch.Tensor, v: torch.Tensor, home: Allocator
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -290,9 +309,12 @@ def append_inputs(problem: AttentionProblem, home: Allocator) -> AppendInputs:
     if kv_format is not None:
         k_cache, v_cache = k_cache.view(kv_format.dtype), v_cache.view(kv_format.dtype)
     integers = home.place_integers(placed.metadata.tensors())
+    new_k, new_v = _place_new(
+        problem, values.k[new] * problem.k_scale, values.v[new] * problem.v_scale, home
+    )
     return AppendInputs(
-        k=home.place("new_k", values.k[new] * problem.k_scale),
-        v=home.place("new_v", values.v[new] * problem.v_scale),
+        k=new_k,
+        v=new_v,
         k_cache=k_cache,
         v_cache=v_cache,
         metadata=BatchMetadata(**integers, page_size=problem.page_size),

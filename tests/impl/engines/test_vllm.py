@@ -172,18 +172,41 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import KVQuantMode
 
 num_stages, USE_HEAD_MAJOR_LAYOUT = current_platform.is_xpu(), False
+INTERLEAVED_V_PACK_FACTOR = 0
 
 
 def triton_reshape_and_cache_flash(
-    key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale
+    key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale,
+    interleaved_v_pack_factor=0,
 ):
     assert kv_cache_dtype == "auto" and k_scale == v_scale == 1
+    if key_cache.dim() == 5:
+        x, slots = key_cache.shape[4], key_cache.shape[3]
+        assert key_cache.stride()[:2] == value_cache.stride()[:2]
+        value_cache = value_cache.permute(0, 3, 1, 2)
+        if (packed := interleaved_v_pack_factor):
+            pages, _, heads, dim = value_cache.shape
+            shape = pages, -(-slots // packed), packed, heads, dim
+            strides = value_cache.stride(0), dim * packed, 1, value_cache.stride(2), packed
+            value_cache = value_cache.as_strided(shape, strides)
+        for token, slot in enumerate(slot_mapping.tolist()):
+            page, row = slot // slots, slot % slots
+            if slot >= 0:
+                key_cache[page, :, :, row] = key[token].unflatten(1, (-1, x))
+                row = (row // packed, row % packed) if packed else (row,)
+                value_cache[(page, *row)] = value[token]
+        return
     page_size = key_cache.shape[1]
     for token, slot in enumerate(slot_mapping.tolist()):
         if slot < 0:
             continue
         key_cache[slot // page_size, slot % page_size] = key[token]
         value_cache[slot // page_size, slot % page_size] = value[token]
+
+
+def triton_reshape_and_cache_flash_diffkv(key, value, kv_cache, slot_mapping, **more):
+    caches = kv_cache.split([key.shape[2], value.shape[2]], dim=3)
+    triton_reshape_and_cache_flash(key, value, *caches, slot_mapping, **more)
 
 
 def triton_reshape_and_cache_flash_per_token_head_quant(
@@ -321,6 +344,13 @@ def judged(name: str, problem: Problem, law: str = "parity") -> Verdict:
         ("vllm-merge-attn-states", MergeProblem(num_tokens=3, context="some", seed=1)),
         ("vllm-reshape-and-cache-flash", APPENDED),
         ("vllm-reshape-and-cache-flash", replace(APPENDED, kv_layout="HND", strided_kv=True)),
+        ("vllm-reshape-and-cache-flash", replace(APPENDED, strided_q=True)),
+        ("vllm-reshape-and-cache-diffkv", APPENDED),
+        ("vllm-reshape-and-cache-diffkv", replace(APPENDED, kv_layout="HND", head_dim_vo=24)),
+        ("vllm-reshape-and-cache-head-major", APPENDED),
+        ("vllm-reshape-and-cache-head-major", replace(APPENDED, kv_layout="HND", seed=1)),
+        ("vllm-reshape-and-cache-interleaved", APPENDED),
+        ("vllm-reshape-and-cache-interleaved", replace(APPENDED, page_size=8, strided_kv=True)),
         ("vllm-reshape-and-cache-per-token-head", BY_TOKEN),
         (
             "vllm-reshape-and-cache-per-token-head",
@@ -392,6 +422,13 @@ def test_an_older_release_is_called_by_its_own_names(
         ),
         ("vllm-merge-attn-states", MergeProblem(num_states=3), "merges two states"),
         ("vllm-reshape-and-cache-flash", replace(APPENDED, kv_cache="float8_e5m2"), "hold e4m3"),
+        ("vllm-reshape-and-cache-diffkv", replace(APPENDED, kv_cache="float8_e5m2"), "hold e4m3"),
+        (
+            "vllm-reshape-and-cache-head-major",
+            replace(APPENDED, head_dim_qk=6, head_dim_vo=6),
+            "packed by 4",
+        ),
+        ("vllm-reshape-and-cache-interleaved", replace(APPENDED, head_dim_vo=24), "one head dim"),
         ("vllm-reshape-and-cache-per-token-head", APPENDED, "for each token and head only"),
         ("vllm-fused-moe", replace(EXPERTS, num_tokens=0), "launches nothing"),
         ("vllm-fused-moe", replace(EXPERTS, weights_on_input=True, biases=True), "the bias too"),
@@ -510,8 +547,23 @@ def test_what_older_releases_do_not_have(vllm: Path, monkeypatch: pytest.MonkeyP
         assert said == "this release writes heads that lie one after another only"
     said = find_implementation("vllm-reshape-and-cache-per-token-head").refusal(BY_TOKEN, here)
     assert said == "this release has no scales of tokens and heads"
+    for name, missing_part in (
+        ("diffkv", "has no rows of keys and values"),
+        ("head-major", "has no head-major layout"),
+        ("interleaved", "never interleaves values"),
+    ):
+        said = find_implementation(f"vllm-reshape-and-cache-{name}").refusal(APPENDED, here)
+        assert said == f"this release {missing_part}"
     said = append.refusal(APPENDED, here)
     assert said == "this release asks CUDA for the GPU before it launches the kernel"
+
+
+@pytest.mark.usefixtures("vllm")
+def test_head_major_caches_are_written_on_amd_only() -> None:
+    said = find_implementation("vllm-reshape-and-cache-head-major").refusal(
+        APPENDED, Target(device="cuda", sm=90)
+    )
+    assert said == "vLLM writes head-major caches on AMD only"
 
 
 @pytest.mark.usefixtures("vllm")
@@ -583,7 +635,10 @@ def release(request: pytest.FixtureRequest) -> Iterator[Worker]:
         ),
         ("vllm-unified-attention-3d", replace(SHORT, query_lens=(1, 1, 1), seq_lens=(4, 70, 5))),
         ("vllm-merge-attn-states", MergeProblem(num_tokens=3, num_heads=2)),
-        ("vllm-reshape-and-cache-flash", APPENDED),
+        ("vllm-reshape-and-cache-flash", replace(APPENDED, strided_q=True)),
+        ("vllm-reshape-and-cache-diffkv", replace(APPENDED, kv_cache="float8_e4m3fn")),
+        ("vllm-reshape-and-cache-head-major", APPENDED),
+        ("vllm-reshape-and-cache-interleaved", APPENDED),
         ("vllm-fused-moe", EXPERTS),
         ("vllm-fused-moe", replace(EXPERTS, num_tokens=1, num_experts=8)),
     ],

@@ -53,6 +53,23 @@ APPEND = AttentionProblem(
 )
 
 
+def test_new_rows_are_slices_of_packed_qkv_or_lie_by_themselves() -> None:
+    """Either of them, or both, whatever they hold."""
+    seen = set()
+    for seed in range(12):
+        dense = materialise(replace(APPEND, seed=seed))
+        packed = materialise(replace(APPEND, seed=seed, strided_q=True))
+        assert isinstance(dense, AppendInputs)
+        assert isinstance(packed, AppendInputs)
+        for name in ("k", "v"):
+            assert same_bits(getattr(dense, name), getattr(packed, name))
+            assert getattr(dense, name).is_contiguous()
+        strides = [each.stride() for each in (packed.k, packed.v)]
+        assert set(strides) <= {(8, 8, 1), (24, 8, 1), (6, 6, 1), (18, 6, 1)}
+        seen.add((packed.k.is_contiguous(), packed.v.is_contiguous()))
+    assert seen == {(True, False), (False, True), (False, False)}
+
+
 class Logical(NamedTuple):
     """What one request holds, wherever it lies."""
 
