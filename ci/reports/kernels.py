@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ...properties.findings.kernels import Kernel, kernels_text, share_of, source_of
+from ...properties.findings.kernels import (
+    Kernel,
+    KernelRuns,
+    kernels_text,
+    share_of,
+    source_of,
+)
 from ...properties.findings.report import ImplementationReport
 from ...properties.verdicts.text import count_of
 from .outline import Line
@@ -36,12 +43,30 @@ def kernel_lines(reports: Sequence[ImplementationReport], *, whole: bool) -> Ite
     if len(told) <= FEW or whole:
         for name, text in told:
             yield Line("", text if len(reports) == 1 else f"{name}: {text}", "dim")
+        yield from (Line("", text, "dim") for text in shared_kernels(reports))
         return
     shares = [share_of(each.kernels) for each in reports]
     seen = sorted(100 * each.run // each.lines for each in shares if each.lines)
     if seen:
         of = count_of(len(seen), "implementation")
         yield Line("", f"kernel lines {seen[0]} to {seen[-1]} % of {of} (-v names them)", "dim")
+
+
+def shared_kernels(reports: Sequence[ImplementationReport]) -> Iterator[str]:
+    """Yield, of each file whose kernels several implementations ran, what ran in one of them.
+
+    Forms of one kernel that adapters share out (numbers, FP8, swapped operands) are judged together
+    only.
+    """
+    together, of = KernelRuns(), Counter[str]()
+    for each in reports:
+        together.include(each.kernel_runs)
+        of.update({kernel.file for kernel in each.kernels if kernel.run})
+    functions = together.functions()
+    for file, count in of.items():
+        text = kernels_text([each for each in functions if each.file == file])
+        if count > 1 and text:
+            yield f"{Path(file).name}, {count} implementations together: {text}"
 
 
 def kernel_sources(reports: Sequence[ImplementationReport]) -> list[tuple[str, str, list[Source]]]:

@@ -7,6 +7,7 @@ these give.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Hashable, Mapping
 from types import ModuleType
@@ -21,7 +22,7 @@ from ..targets.target import Target
 from ..torch.batched_moe import options_of
 from ..torch.moe import activated, of_expert
 from .claims import refused_experts, wrong_here
-from .sources import implementation, known, load, unavailable
+from .sources import Stubs, implementation, known, load, missing_file, says, unavailable
 from .vllm_stubs import MOE, QUANTISATION, Unused, stubs
 
 FILE = (f"{MOE}.experts.fused_batched_moe", f"{MOE}.fused_batched_moe")
@@ -29,6 +30,13 @@ BLOCK = 128
 LARGEST = 448.0
 LEAST_SCALE = 1 / (LARGEST * 512)
 """Smallest scale: that of a token or a block whose numbers are all zeros, or nearly."""
+DESCRIBED = 16
+"""Bytes of which a row that a tensor descriptor describes is a multiple."""
+NOT_YET = dict.fromkeys(
+    ("use_w8a16", "use_int8_w8a16"),
+    "vllm/model_executor/layers/fused_moe/experts/fused_batched_moe.py:798",
+)
+"""Flags of int8 weights beside numbers, which vLLM's assertion keeps from its batched experts."""
 FP8 = ("fp8_tensor", "fp8_channel", "fp8_block")
 
 
@@ -48,6 +56,13 @@ def batched_stubs() -> Mapping[str, Mapping[str, object]]:
     return found
 
 
+def batched_stubs_with_descriptors() -> Mapping[str, Mapping[str, object]]:
+    """Return the same where VLLM_TRITON_USE_TD asks for tensor descriptors."""
+    usual = batched_stubs()
+    units = {**usual["vllm.triton_utils"], "use_tensor_descriptor": lambda *_: True}
+    return {**usual, "vllm.triton_utils": units}
+
+
 def _supports(problem: BatchedMoEProblem, target: Target) -> bool | str:
     refused = refused_experts(problem, target) or wrong_here(target, problem.quantized)
     return refused or unavailable(FILE, target) or True
@@ -55,6 +70,15 @@ def _supports(problem: BatchedMoEProblem, target: Target) -> bool | str:
 
 def _supports_numbers(problem: BatchedMoEProblem, target: Target) -> bool | str:
     return "weights are quantised" if problem.quantized else _supports(problem, target)
+
+
+def _supports_rows(problem: BatchedMoEProblem, target: Target) -> bool | str:
+    if not says(FILE, "USE_TD"):
+        return missing_file(FILE) or "this release has no tensor descriptors for batched experts"
+    size = 4 if problem.dtype == "float32" else 2
+    if problem.hidden * size % DESCRIBED or problem.inter * size % DESCRIBED:
+        return f"vLLM reads by pointers where rows are no multiples of {DESCRIBED} bytes"
+    return _supports_numbers(problem, target)
 
 
 def _supports_fp8(problem: BatchedMoEProblem, target: Target) -> bool | str:
@@ -78,39 +102,46 @@ def _compile_key(problem: BatchedMoEProblem) -> Hashable:
     )
 
 
-@implementation(
+batched = functools.partial(
+    implementation,
     "batched_moe",
-    name="vllm-batched-moe",
     provider="vllm",
-    supports=_supports_numbers,
     arithmetic=Arithmetic(projections="inputs", intermediate="inputs", partial_outputs=True),
     compile_key=_compile_key,
+    unset_flags=NOT_YET,
 )
+"""``implementation``, with what the adapters to batched experts declare alike."""
+
+
+@batched(name="vllm-batched-moe", supports=_supports_numbers)
 def experts(inputs: BatchedMoEInputs) -> torch.Tensor:
     """Multiply, activate, and multiply again."""
     return _run(inputs)
 
 
-@implementation(
-    "batched_moe",
+@batched(name="vllm-batched-moe-td", supports=_supports_rows)
+def descriptors(inputs: BatchedMoEInputs) -> torch.Tensor:
+    """Do the same where hidden states and weights are read by tensor descriptors."""
+    return _run(inputs, batched_stubs_with_descriptors)
+
+
+@batched(
     name="vllm-batched-moe-fp8",
-    provider="vllm",
     supports=_supports_fp8,
     features=("fp8_weights", "quantized_hidden"),
     arithmetic=Arithmetic(
         projections="inputs", intermediate="float8_e4m3fn", partial_outputs=True
     ),
-    compile_key=_compile_key,
 )  # fmt: skip
 def experts_fp8(inputs: BatchedMoEInputs) -> torch.Tensor:
     """Multiply in FP8, activate, quantise with a scale a tensor, row or block, multiply again."""
     return _run(inputs)
 
 
-def _run(inputs: BatchedMoEInputs) -> torch.Tensor:
+def _run(inputs: BatchedMoEInputs, stands_in: Stubs = batched_stubs) -> torch.Tensor:
     hidden, w13, w2, counts = inputs.tensors()
     dtype = inputs.out_dtype
-    with load(FILE, batched_stubs) as kernels, scalars_as_bounds(counts):
+    with load(FILE, stands_in) as kernels, scalars_as_bounds(counts):
         call = _Call(kernels, inputs)
         first = call.product(hidden, w13)
         middle = first.new_zeros((*first.shape[:2], call.inter))

@@ -19,7 +19,7 @@ from ...reference.tensors.moe_inputs import MoEInputs
 from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.refusal import first_reason
 from ..targets.target import Target
-from ..torch.moe_layouts import codes_of
+from ..torch.moe_layouts import codes_of, zero_points_of
 from ..torch.moe_rows import Rows, activated
 from .claims import refused_experts
 from .sources import Stubs, implementation, known, load, unavailable
@@ -50,6 +50,9 @@ class Form(NamedTuple):
     blocks: Mapping[str, int] = {}
 
 
+OF_NUMBERS = "invoke_fused_moe_triton_kernel"
+IN_GROUPS = "invoke_fused_moe_wna16_triton_kernel"
+"""Names of the launchers: of ``fused_moe_kernel``, and of ``fused_moe_kernel_gptq_awq``."""
 FLAGS = dict.fromkeys(
     ("use_fp8_w8a8", "use_int8_w8a8", "use_int8_w8a16", "use_int4_w4a16", "per_channel_quant"),
     False,
@@ -67,7 +70,7 @@ def refusal(problem: MoEProblem, target: Target) -> bool | str:
     ) or refused_experts(problem, target) or unavailable(FILE, target) or True  # fmt: skip
 
 
-def _compile_key(problem: MoEProblem) -> Hashable:
+def compile_key(problem: MoEProblem) -> Hashable:
     """Name the kernels' constants, and what Triton compiles for: 1, and multiples of 16."""
     pairs = problem.num_tokens * problem.top_k
     bounds = (4, 8, 16) if problem.quantized else ()
@@ -89,7 +92,7 @@ kernel = functools.partial(
     implementation,
     "moe",
     provider="vllm",
-    compile_key=_compile_key,
+    compile_key=compile_key,
     kernels=_kernels,
     build_ahead="cuda",
     build_minutes=0.3,
@@ -135,12 +138,12 @@ def multiplied(
             )
         )
         config = {**config, **form.blocks}
-        blocks = _blocks(kernels, config, ids, count, local)
+        blocks = _blocks(kernels, config, ids, count, local, form.flags)
         call = _Call(kernels, config, weights, blocks, inputs.out_dtype, form.flags)
         on_input = inputs.weights_on_input
         first = call.product(
             (hidden, scale),
-            (w13, form.weights(inputs.w13)),
+            (w13, form.weights(inputs.w13), zero_points_of(inputs.w13)),
             inputs.w13_bias,
             top_k=top_k,
             weigh=on_input,
@@ -149,7 +152,7 @@ def multiplied(
         middle = activated(inputs, first.flatten(0, 1).float(), rows).to(inputs.out_dtype)
         second = call.product(
             form.rows(middle),
-            (w2, form.weights(inputs.w2)),
+            (w2, form.weights(inputs.w2), zero_points_of(inputs.w2)),
             inputs.w2_bias,
             top_k=1,
             weigh=not on_input,
@@ -163,12 +166,13 @@ def _blocks(
     ids: torch.Tensor,
     count: int,
     local: torch.Tensor | None,
+    flags: Mapping[str, object],
 ) -> tuple[torch.Tensor | None, ...]:
     """Return sorted pairs, the experts of blocks, and the number of sorted pairs."""
     tokens, top_k = ids.shape
     if hasattr(kernels, "_prepare_expert_assignment"):
         prepare = kernels._prepare_expert_assignment  # noqa: SLF001  as fused_experts_impl does
-        found = prepare(ids, config, tokens, top_k, count, local)
+        found = prepare(ids, config, tokens, top_k, count, local, **known(prepare, **flags))
     else:
         found = kernels.moe_align_block_size(ids, config["BLOCK_SIZE_M"], count, local)
     return tuple(found)
@@ -187,7 +191,7 @@ class _Call(NamedTuple):
     def product(
         self,
         x: tuple[torch.Tensor, torch.Tensor | None],
-        w: tuple[torch.Tensor, torch.Tensor | None],
+        w: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None],
         bias: torch.Tensor | None,
         *,
         top_k: int,
@@ -196,8 +200,8 @@ class _Call(NamedTuple):
         """Multiply rows by their experts' weights, each with their scales: [tokens, top_k, n]."""
         shape = (*self.weights.shape, w[0].shape[1])
         out = torch.full(shape, torch.nan, dtype=self.dtype, device=self.weights.device)
-        launch = getattr(self.kernels, "invoke_fused_moe_triton_kernel", None)
-        launch = launch or self.kernels.invoke_fused_moe_kernel
+        name = IN_GROUPS if self.flags.get("use_int4_w4a16") is not None else OF_NUMBERS
+        launch = getattr(self.kernels, name, None) or self.kernels.invoke_fused_moe_kernel
         launch(
             **known(
                 launch,
@@ -206,7 +210,7 @@ class _Call(NamedTuple):
                 C=out,
                 A_scale=x[1],
                 B_scale=w[1],
-                B_zp=None,
+                B_zp=w[2],
                 B_bias=bias,
                 topk_weights=self.weights,
                 mul_routed_weight=weigh,

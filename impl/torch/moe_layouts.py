@@ -21,6 +21,11 @@ def codes_of(matrix: torch.Tensor | QuantizedMatrix) -> torch.Tensor:
     return matrix if isinstance(matrix, torch.Tensor) else matrix.codes
 
 
+def zero_points_of(matrix: torch.Tensor | QuantizedMatrix) -> torch.Tensor | None:
+    """Return the zero points of a quantised matrix, if it has any."""
+    return None if isinstance(matrix, torch.Tensor) else matrix.zero_points
+
+
 def scales_of(matrix: torch.Tensor | QuantizedMatrix) -> torch.Tensor:
     """Return the scales of a quantised matrix.
 

@@ -426,12 +426,17 @@ class ImplementationReport:
         return any(law.interpreted for law in self.laws)
 
     @property
-    def kernels(self) -> list[Kernel]:
-        """The functions of the files whose Triton kernels ran, and which lines of them did."""
+    def kernel_runs(self) -> KernelRuns:
+        """What ran of the files with its Triton kernels."""
         runs = KernelRuns()
         for law in self.laws:
             runs.include(law.kernels)
-        return runs.functions()
+        return runs
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        """The functions of the files whose Triton kernels ran, and which lines of them did."""
+        return self.kernel_runs.functions()
 
     @property
     def unset_flags(self) -> dict[str, str]:

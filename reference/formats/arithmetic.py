@@ -89,7 +89,8 @@ class Arithmetic:
             decode). Overflow of float16 is still wrong.
         dequantized: keys and values of a quantised cache, scale applied: ``"accumulate"``, or
             ``"inputs"``: rounded to the queries' dtype before they are multiplied (vLLM's unified
-            attention with an FP8 cache).
+            attention with an FP8 cache). Weights of experts: to the hidden states' (its kernel of
+            int4 weights).
         row_scales: what scales of tokens and heads multiply: ``"operands"``, keys and values,
             ``"products"``: logits, and the probabilities before they are rounded (vLLM's unified
             attention with an int8 or FP8 cache of such scales), or ``"steps"``: codes less their

@@ -56,6 +56,10 @@ c_s for the routing weights, and LAMBDA and n(k) = min(k, LAMBDA sqrt(k)) as in 
     have one sign (7. of ``error_terms``): with t_j = |sum sign(x_i w_ji)| in the place of n(D), it
     is no rounding of mean zero either. The activation carries it as in 2., and it adds |t| |W_k| to
     y_k as in 4.
+
+8.  Where codes of weights are rounded to numbers of roundoff w before they are multiplied
+    (``dequantized``), equal codes of a group round alike, so that nothing is said of independence
+    within a row: w |x| |w_j| more in LAMBDA d_j, and w |a| |W_k| in y_k (Cauchy-Schwarz).
 """
 
 from __future__ import annotations
@@ -228,6 +232,7 @@ def _expert(
     a = activate(part.activation, projected, numbers, interleaved=interleaved)
     a = part.saturated(a, expert)
     errors *= LAMBDA
+    errors += r.weights * first.norms
     if part.one_product:
         errors -= (LAMBDA - 1) * stored  # of one element it is at most once
     spread, cut_off = _carried(part, expert, first, errors, roundings)
@@ -251,7 +256,7 @@ def _expert(
     lost = _lost(part, projected, size, numbers, roundings) + cut_off
     systematic: torch.Tensor = torch.linalg.vector_norm(lost, dim=1, keepdim=True)
     error += systematic * second.row_norms
-    error += u * (growth(inter) + DOT) * second.norms
+    error += (u * (growth(inter) + DOT) + r.weights) * second.norms
     if part.w2_bias is not None:
         y += part.w2_bias[expert]
         error += u * LOGIT * part.w2_bias[expert].abs()

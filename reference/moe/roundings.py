@@ -55,6 +55,7 @@ class MoERoundings(NamedTuple):
     sigmoid: float
     first_products: float  # in fixed point
     second_products: float
+    weights: float  # where codes become numbers of the hidden states' format
 
     @property
     def of_factor(self) -> float:
@@ -95,4 +96,5 @@ class MoERoundings(NamedTuple):
             SIGMOID_BY_TANH * u if arithmetic.sigmoid == "tanh" else 0.0,
             fixed_point if inputs.startswith("float8") else 0.0,
             fixed_point if intermediate[2] else 0.0,
+            rounding("inputs", wide)[0] if arithmetic.dequantized == "inputs" else 0.0,
         )

@@ -22,13 +22,15 @@ from ....reference.tensors.moe_inputs import MoEInputs
 from ...gpu.triton_interpreter import scalars_as_bounds
 from ...targets.refusal import Refusal, first_reason
 from ...targets.target import Target
-from ...torch.moe_layouts import codes_of, scales_of
+from ...torch.moe_layouts import codes_of, scales_of, zero_points_of
 from ...torch.moe_rows import Rows, activated
 from ..claims import refused_experts, wrong_here
 from ..sglang_calls import SGLANG, stubs
 from ..sources import Stubs, load, unavailable
 from ..vllm_moe import FEATURES, ROUNDED, kernel
 from ..vllm_stubs import Unused, align
+from .grouped_weights import FEATURES as GROUP_FEATURES
+from .grouped_weights import GROUPED, grouped, not_grouped
 from .vllm_formats import GROUP, HOPPER, quantised_rows
 
 FILE = "sglang.kernels.ops.moe.fused_moe_triton_kernels"
@@ -44,12 +46,6 @@ QUANTISERS = (
 """What the launcher makes codes with: it is given codes, which these return."""
 SMALL = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 4}
 """Blocks without a GPU of FP8, of whose default ones one would hold a whole problem."""
-
-NOT_QUANTISED = dict.fromkeys(
-    ("use_fp8_w8a8", "use_int8_w8a8", "use_int8_w8a16"),
-    "sglang/srt/layers/quantization/unquant.py:1333 of sglang 0.5.23",
-)
-"""Flags of quantised weights, which the call with numbers for weights leaves unset there."""
 
 
 def _refusal(problem: MoEProblem, target: Target) -> bool | str:
@@ -123,13 +119,7 @@ def _swapped() -> dict[str, Mapping[str, object]]:
     return _stubs(swapped=True)
 
 
-@moe(
-    name="sglang-fused-moe",
-    supports=_refusal,
-    features=FEATURES,
-    arithmetic=ROUNDED,
-    unset_flags=NOT_QUANTISED,
-)
+@moe(name="sglang-fused-moe", supports=_refusal, features=FEATURES, arithmetic=ROUNDED)
 def experts(inputs: MoEInputs) -> torch.Tensor:
     """Multiply numbers, in SGLang's blocks where it was not tuned."""
     tokens, few = inputs.topk_ids.shape[0], codes_of(inputs.w13).shape[0]
@@ -170,6 +160,22 @@ def int8(inputs: MoEInputs) -> torch.Tensor:
     if isinstance(inputs.hidden, torch.Tensor):
         return _multiplied(inputs, SMALL, {"use_int8_w8a16": True}, _stubs)
     return _quantised(inputs, _stubs)
+
+
+def _not_in_groups(problem: MoEProblem, target: Target) -> bool | str:
+    return not_grouped(problem) or _refusal(problem, target)
+
+
+@moe(
+    name="sglang-fused-moe-wna16",
+    supports=_not_in_groups,
+    features=GROUP_FEATURES,
+    arithmetic=GROUPED,
+)
+def in_groups(inputs: MoEInputs) -> torch.Tensor:
+    """Multiply numbers by weights of 4 or 8 bits with a scale for each row and group."""
+    given, flags = grouped(inputs)
+    return _multiplied(given, SMALL, flags, _stubs)
 
 
 def _quantised(inputs: MoEInputs, stands_in: Stubs) -> torch.Tensor:
@@ -262,7 +268,7 @@ class _Call(NamedTuple):
                 C=out,
                 A_scale=given[1],
                 B_scale=scales,
-                B_zp=None,
+                B_zp=zero_points_of(w),
                 topk_weights=weights,
                 topk_ids=self.local,
                 sorted_token_ids=self.blocks[0],

@@ -8,6 +8,7 @@ the kernel swaps its operands where a block of FP8 has few rows (``SWAP_AB``).
 from __future__ import annotations
 
 import functools
+from collections.abc import Hashable
 from dataclasses import replace
 from typing import cast
 
@@ -15,13 +16,25 @@ import torch
 
 from ....reference import MoEProblem, QuantizedMatrix
 from ....reference.tensors.moe_inputs import MoEInputs
-from ...targets.refusal import Refusal
+from ...targets.refusal import Refusal, first_reason
 from ...targets.target import Target
 from ...torch.moe_layouts import codes_of, scales_of
 from ..claims import wrong_here
 from ..sources import says
-from ..vllm_moe import FEATURES, FILE, ROUNDED, Form, kernel, multiplied, refusal
+from ..vllm_moe import (
+    FEATURES,
+    FILE,
+    IN_GROUPS,
+    ROUNDED,
+    Form,
+    compile_key,
+    kernel,
+    multiplied,
+    refusal,
+)
 from ..vllm_stubs import stubs_with_descriptors, stubs_with_swapped_operands
+from .grouped_weights import FEATURES as GROUP_FEATURES
+from .grouped_weights import GROUPED, grouped, not_grouped
 
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 GROUP = 128
@@ -30,6 +43,8 @@ SWAPPED_TOKENS = {"fp8_block": 64, "fp8_tensor": 96, "fp8_channel": 96}
 HOPPER = 90
 GATHERS = 100
 """Compute capabilities, times ten: of Hopper, and the least with ``tile::gather4``."""
+OF_CUDA = 6
+"""Pairs for each expert up to which vLLM multiplies weights of 4 bits by a CUDA operator."""
 TILE = 32
 """Channels of a tile without a GPU: vLLM's own of 128 would leave few problems."""
 
@@ -99,6 +114,35 @@ def int8(inputs: MoEInputs) -> torch.Tensor:
     }
     rows = functools.partial(quantised_rows, dtype=torch.int8, group=GROUP if blocks else 0)
     return _quantised(inputs, Form("int8_w8a8", flags, _weights, rows))
+
+
+def _not_in_groups(problem: MoEProblem, target: Target) -> bool | str:
+    few = problem.num_tokens * problem.top_k <= OF_CUDA * problem.here
+    return first_reason(
+        (not says(FILE, IN_GROUPS), "this release has no launcher of groups by itself"),
+        (problem.quantized.startswith("int4") and few and target.device != "cpu",
+         "vLLM multiplies few tokens of an expert by a CUDA operator"),
+    ) or not_grouped(problem) or refusal(problem, target)  # fmt: skip
+
+
+def _group_key(problem: MoEProblem) -> Hashable:
+    """Name the kernel's constants, sizes among them."""
+    odd = problem.quantized == "int8_block" and problem.here % 2
+    return compile_key(problem), problem.hidden, problem.inter, odd
+
+
+@kernel(
+    name="vllm-fused-moe-wna16",
+    supports=_not_in_groups,
+    compile_key=_group_key,
+    features=GROUP_FEATURES,
+    arithmetic=GROUPED,
+)
+def in_groups(inputs: MoEInputs) -> torch.Tensor:
+    """Multiply numbers by weights of 4 or 8 bits with a scale for each row and group."""
+    given, flags = grouped(inputs)
+    name = "int4_w4a16" if flags["use_int4_w4a16"] else "int8_w8a16"
+    return multiplied(given, codes_of(inputs.hidden), None, Form(name, flags, scales_of))
 
 
 def _quantised(inputs: MoEInputs, form: Form) -> torch.Tensor:

@@ -16,7 +16,7 @@ from kernelproof.properties.laws import laws_of
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.properties.worker.requests import Address
 from kernelproof.properties.worker.tasks import HANDLER
-from kernelproof.reference import MoEProblem, Problem, RouteProblem
+from kernelproof.reference import BatchedMoEProblem, MoEProblem, Problem, RouteProblem
 
 ABSENT = missing("triton", "triton")
 pytestmark = pytest.mark.skipif(ABSENT is not None, reason=str(ABSENT))
@@ -30,6 +30,8 @@ BLOCKS = replace(FP8, quantized="fp8_block", hidden=144, inter=136, biases=True)
 SHARD = replace(BLOCKS, num_tokens=40, local_experts=2, expert_offset=1)
 INTEGERS = replace(FP8, quantized="int8_channel", dtype="float16", biases=True)
 W8A16 = replace(INTEGERS, quantized_hidden=False, weights_on_input=True, biases=False)
+BATCHED = BatchedMoEProblem(counts=(3, 0, 5), most_rows=8, hidden=32, inter=64)
+INT4 = replace(EXPERTS, quantized="int4_g32", dtype="bfloat16", num_tokens=20)
 ROUTED = RouteProblem(num_tokens=5, num_experts=20, top_k=6, method="renormalize")
 BIASED = replace(ROUTED, num_experts=32, method="deepseek_v3", bias=True, scaling_factor=2.5)
 GROUPED = replace(BIASED, num_groups=4, topk_groups=2)
@@ -73,6 +75,21 @@ def worker() -> Iterator[Worker]:
             for problem in (INTEGERS, W8A16, replace(SHARD, quantized="int8_block"))
         ),
         ("vllm-fused-moe-int8", replace(W8A16, quantized="int8_tensor")),
+        *(
+            (name, problem)
+            for name in ("vllm-fused-moe-wna16", "sglang-fused-moe-wna16")
+            for problem in (
+                INT4,
+                replace(
+                    INT4, quantized="int4_g128", hidden=160, num_tokens=1, weights_on_input=True
+                ),
+                replace(INT4, quantized="int4_zp_g32", local_experts=2, expert_offset=1),
+                replace(INT4, quantized="int8_block", dtype="float16", hidden=144),
+                replace(INT4, quantized="int8_block", num_experts=5),
+            )
+        ),
+        ("vllm-batched-moe-td", BATCHED),
+        ("vllm-batched-moe-td", replace(BATCHED, hidden=40, dtype="float16")),
         ("liger-fused-moe", replace(EXPERTS, num_tokens=70, top_k=3, dtype="float16")),
         ("liger-fused-moe", replace(EXPERTS, num_experts=5, assignment="duplicates", top_k=4)),
         ("lmdeploy-fused-moe-w8a8", replace(INTEGERS, biases=False)),
@@ -136,6 +153,9 @@ def test_real_files(worker: Worker, name: str, problem: Problem) -> None:
         ("vllm-fused-moe-fp8", replace(FP8, quantized_hidden=False), "are to be given"),
         ("vllm-fused-moe-fp8-swap-ab", replace(BLOCKS, num_tokens=65), "fewer than 64 rows"),
         ("vllm-fused-moe-td", replace(EXPERTS, inter=40), "whole tiles of 32"),
+        ("vllm-fused-moe-wna16", W8A16, "int4 in groups, or int8 in blocks"),
+        ("vllm-batched-moe-td", replace(BATCHED, hidden=34), "multiples of 16 bytes"),
+        ("sglang-fused-moe-wna16", W8A16, "int4 in groups, or int8 in blocks"),
         ("sglang-fused-moe", replace(EXPERTS, num_tokens=0), "launches nothing"),
         ("sglang-fused-moe-fp8", EXPERTS, "weights are FP8"),
         ("sglang-fused-moe-fp8", replace(FP8, quantized_hidden=False), "are to be given"),

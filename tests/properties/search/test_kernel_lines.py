@@ -72,6 +72,13 @@ def test_a_kernel_that_ran_wholly_is_not(run: RunReport) -> None:
     assert "kernel lines 100 %\n" in screen.getvalue()
 
 
+def test_implementations_of_one_file_are_counted_together(run: RunReport) -> None:
+    screen = io.StringIO()
+    print_summary(Console(file=screen, width=300), summary_of(run, 0, 1))
+    text = "kernel_subjects.py, 2 implementations together: kernel lines 60 %; never run: "
+    assert text in screen.getvalue()
+
+
 def test_the_json_has_each_function_of_the_file(run: RunReport) -> None:
     of_partly, of_wholly = json.loads(json.dumps(to_json(summary_of(run, 0, 1))))["implementations"]
     found = {each["function"]: each for each in of_partly["kernels"]}

@@ -22,6 +22,7 @@ from kernelproof.reference import (
     quantize_nvfp4,
     route,
 )
+from kernelproof.reference.formats.int4_groups import dequantize_int4_groups, quantize_int4_groups
 
 FLOAT32 = torch.float32
 HALVES = [torch.bfloat16, torch.float16]
@@ -219,6 +220,21 @@ def test_intermediates_in_few_bits(intermediate: str) -> None:
     assert 0.02 < kernel.ratio(kernel.run()) < 0.9
     # As if it were not rounded: outside, so that the term is needed.
     assert replace(kernel, arithmetic=Arithmetic()).ratio(kernel.run()) > 1
+
+
+def test_weights_that_are_rounded_before_they_are_multiplied() -> None:
+    kernel = replace(case(hidden=256, inter=192), arithmetic=Arithmetic(dequantized="inputs"))
+    codes, numbers = [], []
+    for weights in (kernel.w13, kernel.w2):
+        made = quantize_int4_groups(weights.float(), 32)
+        codes.append(QuantizedMatrix(made.codes, made.scales, MatrixFormat("int4_g32")))
+        exact = dequantize_int4_groups(made.codes, 32, made.scales)
+        numbers.append(exact.to(torch.bfloat16))
+    found = replace(kernel, w13=numbers[0], w2=numbers[1]).run()
+    given = replace(kernel, w13=codes[0], w2=codes[1])
+    assert 0.02 < given.ratio(found) < 0.9
+    # As if they were not: outside, so that the term is needed.
+    assert replace(given, arithmetic=Arithmetic()).ratio(found) > 1
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25, 30.0])
