@@ -149,6 +149,7 @@ SHIPPED = {
     "sglang-merge-state": "engines.sglang_merge:merge",
     "sglang-fused-moe": "engines.moe.sglang:experts",
     "sglang-fused-moe-fp8": "engines.moe.sglang:quantised",
+    "sglang-fused-moe-tma": "engines.moe.sglang:described",
     "sglang-fused-moe-fp8-swap-ab": "engines.moe.sglang:swapped",
     "sglang-fused-moe-int8": "engines.moe.sglang:int8",
     "sglang-fused-moe-wna16": "engines.moe.sglang:in_groups",

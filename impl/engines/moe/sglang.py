@@ -26,8 +26,9 @@ from ...torch.moe_layouts import codes_of, scales_of, zero_points_of
 from ...torch.moe_rows import Rows, activated
 from ..claims import refused_experts, wrong_here
 from ..sglang_calls import SGLANG, stubs
-from ..sources import Stubs, load, unavailable
-from ..vllm_moe import FEATURES, ROUNDED, kernel
+from ..sources import Stubs, load, says, unavailable
+from ..vllm_moe import FEATURES as VLLM_FEATURES
+from ..vllm_moe import ROUNDED, kernel
 from ..vllm_stubs import Unused, align
 from .grouped_weights import FEATURES as GROUP_FEATURES
 from .grouped_weights import GROUPED, grouped, not_grouped
@@ -44,6 +45,14 @@ QUANTISERS = (
     "sglang_per_token_group_quant_int8",
 )
 """What the launcher makes codes with: it is given codes, which these return."""
+FEATURES = (*VLLM_FEATURES, "routed_scaling_factor")
+DESCRIBED = 16
+"""Bytes of which a row that a tensor descriptor describes is a multiple."""
+LORA = dict.fromkeys(
+    ("FUSE_ADD_TO_OUTPUT", "MASK_OUTPUT"),
+    "sglang/srt/layers/moe/moe_runner/triton_utils/fused_moe.py:911",
+)
+"""Flags of outputs that are added to those of another call, which only LoRA's own calls set."""
 SMALL = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 4}
 """Blocks without a GPU of FP8, of whose default ones one would hold a whole problem."""
 
@@ -75,6 +84,7 @@ def _compile_key(problem: MoEProblem) -> Hashable:
     return (
         problem.dtype, problem.quantized, problem.biases, problem.weights_on_input, problem.top_k,
         problem.activation, problem.hidden, problem.inter, problem.num_tokens <= problem.here,
+        problem.routed_scaling_factor,
         pairs == 1, pairs % 16 == 0,
     )  # fmt: skip
 
@@ -85,7 +95,12 @@ def _kernels(problem: MoEProblem) -> Iterator[MoEProblem]:
 
 
 moe = functools.partial(
-    kernel, provider=SGLANG, compile_key=_compile_key, kernels=_kernels, build_minutes=0.2
+    kernel,
+    provider=SGLANG,
+    compile_key=_compile_key,
+    kernels=_kernels,
+    build_minutes=0.2,
+    unset_flags=LORA,
 )
 fp8 = functools.partial(
     moe,
@@ -133,6 +148,24 @@ def quantised(inputs: MoEInputs) -> torch.Tensor:
     return _quantised(inputs, _stubs)
 
 
+def _not_described(problem: MoEProblem, target: Target) -> bool | str:
+    if target.sm is not None and target.sm < HOPPER:
+        return Refusal("SGLang reads by tensor descriptors from Hopper on", "device", "sm_90")
+    if problem.quantized != "fp8_block":
+        return "SGLang's sorted rows are FP8 in blocks of 128 by 128"
+    if problem.hidden % DESCRIBED or problem.inter % DESCRIBED:
+        return f"a tensor descriptor's rows are multiples of {DESCRIBED} bytes"
+    if not says(FILE, "c_sorted"):
+        return "this release sorts no rows"
+    return _other_weights(problem, target)
+
+
+@fp8(name="sglang-fused-moe-tma", supports=_not_described)
+def described(inputs: MoEInputs) -> torch.Tensor:
+    """Do the same by tensor descriptors, with rows between the products sorted by expert."""
+    return _quantised(inputs, _stubs, in_order=True)
+
+
 @fp8(name="sglang-fused-moe-fp8-swap-ab", supports=_not_swapped)
 def swapped(inputs: MoEInputs) -> torch.Tensor:
     """Do the same with the weights as the first operand."""
@@ -169,7 +202,7 @@ def _not_in_groups(problem: MoEProblem, target: Target) -> bool | str:
 @moe(
     name="sglang-fused-moe-wna16",
     supports=_not_in_groups,
-    features=GROUP_FEATURES,
+    features=(*GROUP_FEATURES, "routed_scaling_factor"),
     arithmetic=GROUPED,
 )
 def in_groups(inputs: MoEInputs) -> torch.Tensor:
@@ -178,7 +211,7 @@ def in_groups(inputs: MoEInputs) -> torch.Tensor:
     return _multiplied(given, SMALL, flags, _stubs)
 
 
-def _quantised(inputs: MoEInputs, stands_in: Stubs) -> torch.Tensor:
+def _quantised(inputs: MoEInputs, stands_in: Stubs, *, in_order: bool = False) -> torch.Tensor:
     assert isinstance(inputs.w13, QuantizedMatrix)  # noqa: S101  supports said so
     form, config, group = inputs.w13.format, SMALL, 0
     name = "use_int8_w8a8" if form.dtype == torch.int8 else "use_fp8_w8a8"
@@ -191,7 +224,7 @@ def _quantised(inputs: MoEInputs, stands_in: Stubs) -> torch.Tensor:
             config["BLOCK_SIZE_N"] = 2 * GROUP
     given = inputs.intermediate_scale if form.scales == "tensor" else None
     rows = functools.partial(quantised_rows, dtype=form.dtype, group=group, given=given)
-    return _multiplied(inputs, config, flags, stands_in, rows)
+    return _multiplied(inputs, config, flags, stands_in, rows, in_order=in_order)
 
 
 def _multiplied(
@@ -200,18 +233,26 @@ def _multiplied(
     flags: Mapping[str, object],
     stands_in: Stubs,
     rows: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]] = lambda x: (x, None),
+    *,
+    in_order: bool = False,
 ) -> torch.Tensor:
-    """Call the kernels, with ``rows`` to make codes and scales of the activation's results."""
+    """Call the kernels, with ``rows`` to make codes and scales of the activation's results.
+
+    With ``in_order``, rows between the products are sorted by expert, and read by descriptors.
+    """
     hidden, ids = codes_of(inputs.hidden), inputs.topk_ids
     with load(FILE, stands_in) as kernels, scalars_as_bounds(hidden):
         local = ids - inputs.expert_offset
         local = torch.where((local >= 0) & (local < codes_of(inputs.w13).shape[0]), local, -1)
-        call = _Call(kernels, inputs, local, _blocks(local, config, inputs), config, flags)
+        blocks = _blocks(local, config, inputs)
+        call = _Call(kernels, inputs, local, blocks, config, flags, in_order)
         first = call.product((hidden, _rows(inputs)), inputs.w13, inputs.w13_bias, first=True)
-        middle = rows(call.activated(first.flatten(0, 1)))
+        middle = rows(call.activated(first.flatten(0, -2)))
         second = call.product(middle, inputs.w2, inputs.w2_bias, first=False)
         out = torch.full_like(second[:, 0], torch.nan)
-        kernels.moe_sum_reduce_triton(second, out, 1.0)
+        kernels.moe_sum_reduce_triton(second, out, inputs.routed_scaling_factor)
+        if in_order:
+            kernels.clear_b_tma_desc_cache()
     return out
 
 
@@ -243,6 +284,7 @@ class _Call(NamedTuple):
     blocks: tuple[torch.Tensor, ...]
     config: dict[str, int]
     flags: Mapping[str, object]
+    in_order: bool
 
     def product(
         self,
@@ -252,9 +294,17 @@ class _Call(NamedTuple):
         *,
         first: bool,
     ) -> torch.Tensor:
-        """Multiply rows by their experts' weights: [tokens, top_k, channels]."""
+        """Multiply rows by their experts' weights: [tokens, top_k, channels].
+
+        Of the first product, in order: [sorted pairs, channels].
+        """
         inputs, weights = self.inputs, self.inputs.topk_weights
-        shape = (*weights.shape, codes_of(w).shape[1])
+        flags = dict(self.flags)
+        rows: tuple[int, ...] = weights.shape
+        if self.in_order:
+            rows = (len(self.blocks[0]),) if first else rows
+            flags |= {"b_use_tma": True, "c_sorted": first, "a_use_tma": not first}
+        shape = (*rows, codes_of(w).shape[1])
         out = torch.full(shape, torch.nan, dtype=inputs.out_dtype, device=weights.device)
         none = ("use_fp8_w8a8", "use_int8_w8a8", "use_int8_w8a16", "use_int4_w4a16")
         scales = None if isinstance(w, torch.Tensor) else scales_of(w)
@@ -278,7 +328,7 @@ class _Call(NamedTuple):
                 top_k=weights.shape[1] if first else 1,
                 config=self.config,
                 compute_type=getattr(self.kernels.tl, str(out.dtype).removeprefix("torch.")),
-                **{**dict.fromkeys(none, False), "per_channel_quant": False, **self.flags},
+                **{**dict.fromkeys(none, False), "per_channel_quant": False, **flags},
             )
         return out
 
@@ -290,5 +340,7 @@ class _Call(NamedTuple):
             rows = Rows(ids, ids, ids.flatten(), self.inputs.topk_weights, ids)
             return activated(self.inputs, x.float(), rows).to(x.dtype)
         out = x.new_full((x.shape[0], x.shape[1] // 2), torch.nan)
-        self.kernels.act_and_mul_triton(x, out, self.config, self.local, None, activation=name)
+        self.kernels.act_and_mul_triton(
+            x, out, self.config, self.local, self.blocks[1], self.in_order, activation=name
+        )
         return out

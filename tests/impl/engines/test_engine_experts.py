@@ -27,6 +27,7 @@ EXPERTS = MoEProblem(num_tokens=7, hidden=32, inter=64, num_experts=4, top_k=2)
 FP8 = replace(EXPERTS, quantized="fp8_channel", quantized_hidden=True)
 OF_A_TENSOR = replace(FP8, quantized="fp8_tensor", dtype="float16", weights_on_input=True)
 BLOCKS = replace(FP8, quantized="fp8_block", hidden=144, inter=136, biases=True)
+BLOCKS_OF_ROWS = replace(BLOCKS, hidden=160, inter=144)
 SHARD = replace(BLOCKS, num_tokens=40, local_experts=2, expert_offset=1)
 INTEGERS = replace(FP8, quantized="int8_channel", dtype="float16", biases=True)
 W8A16 = replace(INTEGERS, quantized_hidden=False, weights_on_input=True, biases=False)
@@ -101,6 +102,10 @@ def worker() -> Iterator[Worker]:
             for name in ("sglang-fused-moe-fp8", "sglang-fused-moe-fp8-swap-ab")
             for problem in (FP8, OF_A_TENSOR, BLOCKS, SHARD)
         ),
+        ("sglang-fused-moe", replace(EXPERTS, routed_scaling_factor=2.5)),
+        ("sglang-fused-moe-tma", BLOCKS_OF_ROWS),
+        ("sglang-fused-moe-tma", replace(BLOCKS_OF_ROWS, local_experts=2, expert_offset=1)),
+        ("sglang-fused-moe-tma", replace(BLOCKS_OF_ROWS, activation="relu2", num_tokens=40)),
         *(
             (name, replace(EXPERTS, **fields))
             for name in ("lmdeploy-fused-moe", "lmdeploy-fused-moe-compact")
@@ -158,6 +163,8 @@ def test_real_files(worker: Worker, name: str, problem: Problem) -> None:
         ("sglang-fused-moe-wna16", W8A16, "int4 in groups, or int8 in blocks"),
         ("sglang-fused-moe", replace(EXPERTS, num_tokens=0), "launches nothing"),
         ("sglang-fused-moe-fp8", EXPERTS, "weights are FP8"),
+        ("sglang-fused-moe-tma", FP8, "FP8 in blocks"),
+        ("sglang-fused-moe-tma", BLOCKS, "multiples of 16 bytes"),
         ("sglang-fused-moe-fp8", replace(FP8, quantized_hidden=False), "are to be given"),
         ("vllm-fused-moe-int8", EXPERTS, "weights are int8"),
         ("vllm-fused-moe-int8", replace(W8A16, quantized="int8_block"), "beside int8 only"),
