@@ -9,6 +9,7 @@ from ..reference import (
     MoEProblem,
     Problem,
     RouteProblem,
+    SlotsProblem,
 )
 from ..reference.formats.cache_elements import CACHE_FEATURES, SCALE_LAYOUTS
 from ..reference.moe.weights import WEIGHT_FORMATS
@@ -74,8 +75,11 @@ CONTEXT = "context_tokens"
 LSE_VIEWS = "lse_views"
 """Feature of merging lses whose strides are not dense."""
 INF_MARKS = "inf_marks_empty"
-ALGEBRA = "float64_algebra"
 """Feature of merging states of no keys whose lse is inf."""
+FAR_SLOTS = "far_slots"
+"""Feature of mapping slots that do not fit into int32."""
+ALGEBRA = "float64_algebra"
+"""Feature of a Triton kernel that is the operation's in float64, without what hides a rounding."""
 FEATURES = (
     "custom_mask",
     "per_head_scales",
@@ -102,6 +106,7 @@ FEATURES = (
     *ROUTE_FEATURES,
     *ROUTE_VALUES,
     *MOE_FEATURES,
+    FAR_SLOTS,
     "nondeterministic",
     "phases",
     "no_host_sync",
@@ -164,7 +169,8 @@ is one other than 1; ``shared_gate`` is one of the shared experts, which ``share
 ``one_product``: there is no second product, and ``inputs.w2`` is empty; ``identity_experts`` is an
 ``inputs.identity_experts``; ``padded_widths``: the weights' tensors, and it may be the hidden
 states', are wider than ``inputs.hidden_size`` and ``inputs.inter_size``, with zeros behind these,
-and the result has ``hidden_size`` channels.
+and the result has ``hidden_size`` channels. Of ``map_slots``: ``far_slots`` are page ids whose
+slots do not fit into int32.
 
 ``nondeterministic`` says that repeated calls may differ within the bound (atomics), so that they
 are not compared bitwise. ``phases`` and ``no_host_sync`` are of build_metadata: that the result has
@@ -199,6 +205,8 @@ def drawn_features(problem: Problem) -> list[str]:
         return _of_routing(problem)
     if isinstance(problem, BatchedMoEProblem):
         return _of_experts(problem.rows)
+    if isinstance(problem, SlotsProblem):
+        return [FAR_SLOTS] if problem.first_page else []
     return _of_merging(problem) if isinstance(problem, MergeProblem) else []
 
 

@@ -32,6 +32,7 @@ Operation = Literal[
     "append_paged_kv",
     "build_metadata",
     "slice_context_parallel",
+    "map_slots",
     "route",
     "moe",
     "batched_moe",

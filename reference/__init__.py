@@ -17,6 +17,7 @@ from .attention.definition import AttentionOutput, paged_attention, ragged_atten
 from .attention.merge import merge_error_bound, merge_states
 from .attention.metadata import BatchMetadata, build_metadata
 from .attention.phases import slice_phases, split_decodes_and_prefills
+from .attention.slots import PAD_SLOT, map_slots
 from .formats.arithmetic import UNIT_ROUNDOFF, Arithmetic, unit_roundoff
 from .formats.kv_format import KVCacheFormat
 from .formats.quantization import (
@@ -58,6 +59,7 @@ from .problems import (
     MoEProblem,
     Problem,
     RouteProblem,
+    SlotsProblem,
 )
 from .validation import KVLayout
 
@@ -68,6 +70,7 @@ sys.modules[f"{__name__}.materialise"] = operations
 __all__ = [
     "ACTIVATIONS",
     "METHODS",
+    "PAD_SLOT",
     "ROUTING_NAMES",
     "UNIT_ROUNDOFF",
     "Arithmetic",
@@ -89,6 +92,7 @@ __all__ = [
     "RouteProblem",
     "Routing",
     "RoutingComparison",
+    "SlotsProblem",
     "append_error_bound",
     "append_paged_kv",
     "append_paged_nvfp4",
@@ -105,6 +109,7 @@ __all__ = [
     "dequantize_mxfp8",
     "dequantize_nvfp4",
     "interleave_v_scales",
+    "map_slots",
     "materialise",
     "merge_error_bound",
     "merge_states",

@@ -138,6 +138,20 @@ CALLS = {
         inputs.world,  # ranks
         inputs.interleave,  # keys in a row that one rank holds
     )""",
+    "map_slots": """\
+    # Return the slots of all tokens, with -1 behind them up to the buffer's end. You may write them
+    # into inputs.slot_mapping, [slots] int64, and return it.
+    return reference.map_slots(
+        inputs.query_start_loc,  # [requests + 1] int32: where each request's tokens begin
+        inputs.positions,  # [tokens] int64: the place of each token in its request
+        inputs.block_table,  # [rows, pages] int32; entries that no token lies in are garbage
+        inputs.page_size,
+        rows=inputs.rows,  # [requests] int32: each request's row; -1: it has none
+        num_slots=len(inputs.slot_mapping),
+        rank=inputs.rank,
+        world=inputs.world,  # ranks
+        interleave=inputs.interleave,  # tokens in a row that one rank holds
+    )""",
     "route": """\
     topk_ids, topk_weights = reference.route(
         inputs.logits,  # [tokens, experts]
@@ -178,6 +192,7 @@ EXAMPLES = {
     "ragged_attention": ("problem.head_dim_qk > 128", "head dims above 128 are not there yet"),
     "build_metadata": ("problem.page_size > 64", "pages hold at most 64 keys"),
     "slice_context_parallel": ("problem.world > 8", "at most 8 ranks"),
+    "map_slots": ("problem.world > 1", "one rank only"),
     "route": ('problem.method != "renormalize"', "renormalize only"),
     "moe": ('problem.activation != "swiglu"', "swiglu only"),
     "batched_moe": ('problem.activation != "swiglu"', "swiglu only"),

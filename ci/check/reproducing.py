@@ -33,6 +33,7 @@ ANSWERS = {
     "moe": '{"out": result}',
     "batched_moe": IN_USE.format("result"),
     "build_metadata": '{name: getattr(result, name) for name in tensors["expected"]}',
+    "map_slots": '{"slot_mapping": result}',
     "slice_context_parallel": '{name: getattr(result, name) for name in tensors["expected"]}',
 }
 """Code by operation that reads an answer as tensors by name; others are pairs (out, lse)."""

@@ -80,6 +80,10 @@ class Unused:
         """Return itself, as a decorator, a logger's method or a registration."""
         return self
 
+    def __getitem__(self, _: object) -> Unused:
+        """Return itself, as a generic base with its parameters."""
+        return self
+
     def __or__(self, other: object) -> Unused:
         """Return itself, in an annotation."""
         return self
@@ -101,6 +105,10 @@ RCP_LN2 = 1.4426950216
 
 def _round_up(number: int, of: int) -> int:
     return -(-number // of) * of
+
+
+def _ceil_div(number: int, by: int) -> int:
+    return -(-number // by)
 
 
 def _next_power_of_2(number: int) -> int:
@@ -142,11 +150,20 @@ def align(
 
 
 UNUSED: Mapping[str, tuple[str, ...]] = {
+    "vllm.distributed": ("get_dcp_group", "get_pcp_group"),
+    "vllm.model_executor.warmup.jit_warmup": ("kernel_launcher",),
+    "vllm.model_executor.warmup.jit_warmup_triton_helper": (
+        "LaunchSpec", "TritonWarmupTensor", "VllmTritonJitKernel",
+        "triton_scalar_specialization_rep",
+    ),
     "vllm.triton_utils.allocation": ("set_triton_allocator",),
     "vllm.utils": ("direct_register_custom_op", "is_torch_equal_or_newer"),
     "vllm.utils.deep_gemm": ("is_deep_gemm_e8m0_used",),
-    "vllm.utils.platform_utils": ("get_device_name_as_file_name",),
-    "vllm.utils.torch_utils": ("direct_register_custom_op",),
+    "vllm.utils.platform_utils": ("get_device_name_as_file_name", "is_uva_available"),
+    "vllm.utils.torch_utils": (
+        "async_tensor_h2d", "direct_register_custom_op", "get_accelerator_view_from_cpu_tensor",
+    ),
+    "vllm.v1.utils": ("CpuGpuBuffer",),
     f"{MOE}.activation": ("MoEActivation", "apply_moe_activation"),
     f"{MOE}.config": (
         "FUSED_MOE_UNQUANTIZED_CONFIG", "FusedMoEConfig", "FusedMoEParallelConfig",
@@ -192,8 +209,10 @@ def stubs() -> Mapping[str, Mapping[str, object]]:
         "vllm.triton_utils": {"triton": triton, "tl": language},
         "vllm.utils": {"round_up": _round_up},
         "vllm.utils.math_utils": {"round_up": _round_up, "next_power_of_2": _next_power_of_2,
+                                  "cdiv": _ceil_div,
                                   "RCP_LN2": RCP_LN2},
         "vllm.utils.torch_utils": {"is_quantized_kv_cache": _is_quantised},
+        "vllm.v1.attention.backends.utils": {"PAD_SLOT_ID": -1},
         "vllm.v1.kv_cache_interface": {
             "KVQuantMode": KVQuantMode, "is_quantized_kv_cache": _is_quantised,
         },

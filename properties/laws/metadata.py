@@ -1,8 +1,8 @@
-"""Laws of metadata builders: integers, compared exactly."""
+"""Laws of metadata builders and slot mappings: integers, compared exactly."""
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -10,20 +10,24 @@ from typing import Any
 import torch
 
 from ...reference import (
-    AttentionProblem,
+    PAD_SLOT,
     MetadataProblem,
+    Problem,
+    SlotsProblem,
     oracle,
     slice_phases,
     split_decodes_and_prefills,
 )
 from ...reference.tensors.inputs import MetadataInputs
+from ...reference.tensors.slots import SlotInputs, slots_of
+from ...reference.tensors.values import choose
 from ..verdicts.comparison import bitwise, fail
 from ..verdicts.contained import Stop
 from ..verdicts.operations import APPENDED
 from ..verdicts.snapshot import Snapshot
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import PASS, VACUOUS, Verdict
-from .law import APPEND, CONTEXT_PARALLEL, METADATA, Law
+from .law import APPEND, CONTEXT_PARALLEL, METADATA, SLOTS, Law
 
 COMPARED = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 """Dtypes that torch compares with int32; what another integer holds is not read."""
@@ -135,13 +139,15 @@ def fresh_buffers(subject: Subject, problem: MetadataProblem) -> Verdict:
     return PASS
 
 
-def inputs_unchanged(subject: Subject, problem: MetadataProblem | AttentionProblem) -> Verdict:
+def inputs_unchanged(subject: Subject, problem: Problem) -> Verdict:
     """Check that the inputs keep their bits, and so does everything around them."""
     inputs = subject.materialise(problem)
     before = Snapshot(inputs)
     subject.call(problem, inputs)
     in_place = getattr(inputs, "in_place", False)
     written = set(APPENDED) if in_place else set()
+    if isinstance(inputs, SlotInputs):
+        written = {SLOT_MAPPING}
     changed = sorted(set(before.changed_views()) - written)
     if changed:
         return fail("mutated_input", f"the call changed its input {', '.join(changed)}")
@@ -156,7 +162,7 @@ def phases(subject: Subject, problem: MetadataProblem) -> Verdict:
     if "phases" not in subject.implementation.features:
         return VACUOUS
     ordered = tuple(_decodes_first(*step) for step in problem.steps)
-    problem = dataclasses.replace(problem, steps=ordered)
+    problem = replace(problem, steps=ordered)
     for step in range(len(problem.steps)):
         inputs = subject.materialise(problem, step=step)
         result = subject.call(problem, inputs)
@@ -205,6 +211,139 @@ def no_host_sync(subject: Subject, problem: MetadataProblem) -> Verdict:
     return Verdict("PASS", ratio=0.0)
 
 
+SLOT_MAPPING = "slot_mapping"
+MORE_SLOTS = 1500
+"""Entries that a longer buffer has more: kernels that pad by blocks of 1024 need two of them."""
+
+
+def _mapped(subject: Subject, problem: SlotsProblem, inputs: SlotInputs) -> torch.Tensor:
+    """Run a mapper and copy its answer: a persistent buffer changes with the next call.
+
+    Raises:
+        Stop: it is no tensor of int64 with an entry for each of the buffer's.
+    """
+    result = subject.call(problem, inputs)
+    if not isinstance(result, torch.Tensor):
+        raise Stop(fail("shape", f"the result is a {type(result).__name__}, not a tensor"))
+    found = subject.usable(SLOT_MAPPING, result)
+    if found.dtype != torch.int64:
+        raise Stop(fail("dtype", f"{SLOT_MAPPING} is {found.dtype}, not int64"))
+    wanted = tuple(inputs.slot_mapping.shape)
+    if tuple(found.shape) != wanted:
+        raise Stop(fail("shape", f"{SLOT_MAPPING} has shape {tuple(found.shape)}, not {wanted}"))
+    return found.clone()
+
+
+def slots_parity(subject: Subject, problem: SlotsProblem) -> Verdict:
+    """Check every entry of every step against the oracle's, each in a buffer of garbage."""
+    for step in range(len(problem.steps)):
+        inputs = subject.materialise(problem, step=step)
+        expected = slots_of(inputs)
+        found = bitwise(f"step {step}: {SLOT_MAPPING}", _mapped(subject, problem, inputs), expected)
+        if found.bad:
+            return found
+    return Verdict("PASS", ratio=0.0)
+
+
+def slots_one_buffer(subject: Subject, problem: SlotsProblem) -> Verdict:
+    """Map batch after batch, and the first again, into the buffer that the last one left."""
+    left: torch.Tensor | None = None
+    for step in (*range(len(problem.steps)), 0):
+        fresh = _mapped(subject, problem, subject.materialise(problem, step=step))
+        inputs = subject.materialise(problem, step=step)
+        if left is not None:
+            inputs.slot_mapping.copy_(left)
+        left = _mapped(subject, problem, inputs)
+        found = bitwise(f"step {step}: {SLOT_MAPPING} in the buffer of the last", left, fresh)
+        if found.bad:
+            return found
+    return PASS
+
+
+def slots_ranks(subject: Subject, problem: SlotsProblem) -> Verdict:
+    """Check, without the oracle, that each token has one slot of one rank, in its own page."""
+    inputs = subject.materialise(problem)
+    slots = torch.stack([
+        _mapped(subject, problem, replace(inputs, rank=rank)) for rank in range(problem.world)
+    ]).cpu()  # fmt: skip
+    tokens = len(inputs.positions)
+    if (slots[:, tokens:] != PAD_SLOT).any():
+        return fail("numeric", f"an entry behind the {tokens} tokens is not {PAD_SLOT}")
+    starts, table = inputs.query_start_loc.tolist(), inputs.block_table.tolist()
+    positions = inputs.positions.tolist()
+    for request, (start, end) in enumerate(pairwise(starts)):
+        row = int(inputs.rows[request])
+        held: set[tuple[int, int]] = set()
+        for token in range(start, end):
+            found = [(r, int(s)) for r, s in enumerate(slots[:, token]) if int(s) != PAD_SLOT]
+            where = f"token {token} of request {request}"
+            if len(found) != (row >= 0):
+                return fail("numeric", f"{where} has a slot on {len(found)} ranks")
+            page = positions[token] // (problem.page_size * problem.world)
+            if found and found[0][1] // problem.page_size != table[row][page]:
+                return fail("numeric", f"{where} has slot {found[0][1]}, not in page {page}")
+            held.update(found)
+        if row >= 0 and len(set(table[row])) == len(table[row]) and len(held) != end - start:
+            return fail("numeric", f"two tokens of request {request} have one slot")
+    return PASS
+
+
+def slots_parts(subject: Subject, problem: SlotsProblem) -> Verdict:
+    """Map the requests one by one and in another order: each token keeps its slot."""
+    inputs = subject.materialise(problem)
+    requests = len(inputs.rows)
+    if requests < 2:  # noqa: PLR2004  no other order
+        return VACUOUS
+    whole = _mapped(subject, problem, inputs)
+    starts = inputs.query_start_loc.tolist()
+    turn = 1 + choose(problem.seed, "turn", 0, requests - 1)
+    for order in ([request] for request in range(requests)), [[
+        *range(turn, requests), *range(turn),
+    ]]:  # fmt: skip
+        for chosen in order:
+            found = _mapped(subject, problem, _of_requests(inputs, chosen))
+            tokens = [t for request in chosen for t in range(starts[request], starts[request + 1])]
+            compared = bitwise(f"requests {chosen} alone", found[: len(tokens)], whole[tokens])
+            if compared.bad:
+                return compared
+    return PASS
+
+
+def _of_requests(inputs: SlotInputs, chosen: list[int]) -> SlotInputs:
+    """Return the record of these requests, in this order."""
+    starts = inputs.query_start_loc.tolist()
+    positions = [inputs.positions[starts[each] : starts[each + 1]] for each in chosen]
+    lengths = torch.tensor([0, *(len(each) for each in positions)], dtype=torch.int32)
+    return replace(
+        inputs,
+        query_start_loc=lengths.cumsum(0, dtype=torch.int32).to(inputs.rows.device),
+        positions=torch.cat(positions),
+        rows=inputs.rows[chosen],
+    )
+
+
+def slots_garbage(subject: Subject, problem: SlotsProblem) -> Verdict:
+    """Change what no token needs, and the length of the buffer: the slots stay."""
+    inputs = subject.materialise(problem)
+    first = _mapped(subject, problem, inputs)
+    table = inputs.block_table.clone()
+    used = torch.zeros(table.shape, dtype=torch.bool)
+    size = problem.page_size * problem.world
+    starts = inputs.query_start_loc.tolist()
+    for row, (start, end) in zip(inputs.rows.tolist(), pairwise(starts), strict=True):
+        if row >= 0:
+            used[row, (inputs.positions[start:end] // size).cpu()] = True
+    table.masked_fill_(~used.to(table.device), 2**31 - 1)
+    buffer = inputs.slot_mapping.new_full((len(first) + MORE_SLOTS,), 2**41)
+    other = _mapped(subject, problem, replace(inputs, block_table=table, slot_mapping=buffer))
+    found = bitwise("slots with other garbage", other[: len(first)], first)
+    if found.bad:
+        return found
+    if (other[len(first) :] != PAD_SLOT).any():
+        return fail("numeric", f"an entry of a longer buffer is not {PAD_SLOT}")
+    return PASS
+
+
 LAWS = (
     Law(
         "metadata_parity",
@@ -244,9 +383,43 @@ LAWS = (
     ),
     Law(
         "integer_inputs_unchanged",
-        METADATA + CONTEXT_PARALLEL + APPEND,
+        METADATA + CONTEXT_PARALLEL + SLOTS + APPEND,
         inputs_unchanged,
         "inputs, and the canaries around them, keep every bit",
         weight=0.5,
+    ),
+    Law(
+        "slots_parity",
+        SLOTS,
+        slots_parity,
+        "each token's slot is the oracle's, and -1 stands behind the last token",
+        weight=2.0,
+    ),
+    Law(
+        "slots_one_buffer",
+        SLOTS,
+        slots_one_buffer,
+        "nothing of an earlier batch is left in a buffer that batches share",
+    ),
+    Law(
+        "slots_ranks",
+        SLOTS,
+        slots_ranks,
+        "each token has one slot on one rank of the group, in the page that its request has there",
+        overlap="slots_parity sees every value; this asks no oracle and names the broken rule",
+    ),
+    Law(
+        "slots_parts",
+        SLOTS,
+        slots_parts,
+        "requests alone, or in another order, have the slots that they have together",
+        overlap="slots_parity sees every value; this asks no oracle",
+    ),
+    Law(
+        "slots_garbage",
+        SLOTS,
+        slots_garbage,
+        "entries of the block table that no token lies in, and a longer buffer, change no slot",
+        overlap="slots_parity draws garbage and longer buffers too; this changes nothing else",
     ),
 )

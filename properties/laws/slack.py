@@ -19,7 +19,7 @@ from ..verdicts.verdict import Verdict
 from . import context_parallel, metadata
 from .append import append_parity
 from .general import expectation_of, kept, parity
-from .law import APPEND, ATTENTION, CONTEXT_PARALLEL, MERGE, METADATA, Law
+from .law import APPEND, ATTENTION, CONTEXT_PARALLEL, MERGE, METADATA, SLOTS, Law
 
 INTEGERS = (2**31 - 1, -1, -(2**31), 2**30)
 """What integers hold behind a batch: a page, a slot, an offset or a length that does not exist."""
@@ -30,6 +30,7 @@ PARITY: dict[str, Callable[[Subject, Any], Verdict]] = {
     **dict.fromkeys(APPEND, append_parity),
     **dict.fromkeys(METADATA, metadata.parity),
     **dict.fromkeys(CONTEXT_PARALLEL, context_parallel.parity),
+    **dict.fromkeys(SLOTS, metadata.slots_parity),
 }
 """Comparisons of answers with the oracle's, by operation."""
 
@@ -124,7 +125,7 @@ def _said(verdict: Verdict, what: str) -> Verdict:
 LAWS = (
     Law(
         "slack_rows",
-        (*ATTENTION, *MERGE, *APPEND, *METADATA, *CONTEXT_PARALLEL),
+        (*ATTENTION, *MERGE, *APPEND, *METADATA, *CONTEXT_PARALLEL, *SLOTS),
         slack_rows,
         "garbage behind the rows of a batch, where engines pad queries, states, lses, scales, "
         "lengths, tables and slots, changes nothing",

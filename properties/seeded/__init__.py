@@ -15,6 +15,7 @@ from . import (
     metadata_bugs,
     phase_bugs,
     slack_bugs,
+    slots_bugs,
 )
 from .attention import (
     exact_bugs,
@@ -76,6 +77,7 @@ BUGS: tuple[SeededBug, ...] = (
     *metadata_bugs.BUGS,
     *phase_bugs.BUGS,
     *context_parallel_bugs.BUGS,
+    *slots_bugs.BUGS,
     *append_bugs.BUGS,
     *session_bugs.BUGS,
     *mask_bugs.BUGS,
@@ -115,6 +117,7 @@ PROCESS_CONTROLS: tuple[SeededBug, ...] = (
 HONEST: tuple[SeededBug, ...] = (
     *honest.CONTROLS,
     *context_parallel_bugs.CONTROLS,
+    *slots_bugs.CONTROLS,
     *session_bugs.CONTROLS,
     *mla_bugs.CONTROLS,
     *format_bugs.CONTROLS,

@@ -62,6 +62,7 @@ from .simplifying import (
     simpler_paged_batch,
     simpler_values,
 )
+from .slots import SLOTS_AXES, slots_example, slots_problems
 
 
 def _as_it_is(problem: Problem, *_: object) -> Problem:
@@ -227,6 +228,10 @@ OPERATIONS = Table("kernelproof.properties.space.operations.OPERATIONS", {
         lambda problem: sizes.of_batch(problem.whole),
         lengths=lambda problem: sizes.lengths_of_batch(problem.whole),
         edges=lambda problem, *blocks: sizes.edges_of_batch(problem.whole, *blocks),
+    ),
+    "map_slots": Space(
+        SLOTS_AXES, slots_example, slots_problems, sizes.of_steps,
+        lengths=sizes.lengths_of_steps,
     ),
     "route": Space(
         ROUTE_AXES, route_example, partial(layers.of_models, strategy=route_problems),

@@ -111,6 +111,7 @@ PLACES: dict[str, Callable[[Any, str, Sequence[int], Sequence[int]], Place]] = {
     "append_paged_kv": _of_append,
     "build_metadata": _unnamed,
     "slice_context_parallel": _unnamed,
+    "map_slots": _unnamed,
     "route": _of_rows("token", "choice"),
     "moe": _of_rows("token", "channel"),
     "batched_moe": _of_experts,

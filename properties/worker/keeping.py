@@ -23,7 +23,7 @@ from ...reference.operations import OPERATIONS as ORACLES
 from ...reference.operations import operation_of
 from ...reference.oracle import bounded_append
 from ...reference.tensors.inputs import AppendInputs
-from ..laws.metadata import FIELDS
+from ..laws.metadata import FIELDS, SLOT_MAPPING
 from ..verdicts.comparison import Check, all_within, bitwise, unusable
 from ..verdicts.operations import APPENDED, AS_READ, OPERATIONS, appended_caches
 from ..verdicts.subject import Subject
@@ -130,7 +130,8 @@ class Keeper(Subject):
                 return oracle.answer(inputs)._asdict(), {}
             if oracle.bounded is None:
                 if not isinstance(inputs, AppendInputs):
-                    return oracle.answer(inputs).tensors(), {}
+                    found = oracle.answer(inputs)
+                    return _slots(found) or found.tensors(), {}
                 answer, bounds = bounded_append(inputs)
                 return _by_name(answer), _by_name(bounds or ())
             bounded = oracle.bounded(inputs, self.arithmetic_of(inputs))
@@ -158,7 +159,8 @@ class Keeper(Subject):
             caches = self.read(partial(appended_caches, scaled=scaled), result)
             found = {} if isinstance(caches, str) else self._appended(inputs, caches)
         else:
-            found = self.read(lambda value: {n: getattr(value, n, None) for n in FIELDS}, result)
+            fields = self.read(lambda value: {n: getattr(value, n, None) for n in FIELDS}, result)
+            found = _slots(result) or fields
         kept = {
             name: each.detach().clone()
             for name, each in found.items()
@@ -196,6 +198,11 @@ class Keeper(Subject):
             elif bitwise(name, got.double(), wanted.double()).bad or got.dtype != wanted.dtype:
                 return True
         return False
+
+
+def _slots(answer: object) -> Named:
+    """Return an answer that is one tensor by its name; nothing of any other."""
+    return {SLOT_MAPPING: answer} if isinstance(answer, torch.Tensor) else {}
 
 
 def _by_name(caches: tuple[torch.Tensor, ...]) -> Named:

@@ -207,7 +207,7 @@ def build_metadata(
     if len(queries) != len(keys):
         message = f"query_lens has {len(queries)} requests, but seq_lens has {len(keys)}"
         raise ValueError(message)
-    table = _rows(block_table)
+    table = table_rows(block_table)
     if len(table) != len(keys):
         message = f"block_table has {len(table)} rows, but seq_lens has {len(keys)} requests"
         raise ValueError(message)
@@ -245,7 +245,8 @@ def check_metadata(metadata: object) -> None:
         raise ValueError(message)
 
 
-def _rows(block_table: torch.Tensor | Sequence[Sequence[int]]) -> list[list[int]]:
+def table_rows(block_table: torch.Tensor | Sequence[Sequence[int]]) -> list[list[int]]:
+    """Bring a block table to the host, row by row; ValueError if it is none."""
     if isinstance(block_table, torch.Tensor):
         if block_table.dim() != 2 or block_table.dtype.is_floating_point:  # noqa: PLR2004
             message = (

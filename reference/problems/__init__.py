@@ -24,12 +24,14 @@ from .context_parallel import ContextParallelProblem
 from .merge import CONTEXTS, EMPTY_STATES, LSE_LAYOUTS, MERGE_REGIMES, STATE_STRIDES, MergeProblem
 from .metadata import MetadataProblem
 from .moe import MoEProblem, RouteProblem
+from .slots import SlotsProblem
 
 Problem = (
     AttentionProblem
     | MergeProblem
     | MetadataProblem
     | ContextParallelProblem
+    | SlotsProblem
     | RouteProblem
     | MoEProblem
     | BatchedMoEProblem
@@ -61,4 +63,5 @@ __all__ = [
     "MoEProblem",
     "Problem",
     "RouteProblem",
+    "SlotsProblem",
 ]

@@ -22,6 +22,7 @@ from ..validation import KVLayout
 from .batched_moe import BatchedMoEInputs
 from .context_parallel import ContextParallelInputs
 from .moe_inputs import MoEInputs, RouteInputs
+from .slots import SlotInputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -318,6 +319,7 @@ Inputs = (
     | AppendInputs
     | MetadataInputs
     | ContextParallelInputs
+    | SlotInputs
     | RouteInputs
     | MoEInputs
     | BatchedMoEInputs

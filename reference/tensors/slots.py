@@ -1,0 +1,104 @@
+"""What map_slots is given, and making it from a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import torch
+
+from ..attention.slots import map_slots
+from ..problems.slots import SlotsProblem
+from .allocation import Allocator
+from .values import bits, stream
+
+PAGES = 10_000
+"""Pages that ids are drawn of; two requests may share one, as those of a shared prefix do."""
+
+
+@dataclass(frozen=True, eq=False)
+class SlotInputs:
+    """Arguments of ``map_slots`` for a batch of R requests.
+
+    Attributes:
+        query_start_loc: [R + 1] int32; request i owns tokens ``[i]`` to ``[i + 1]``.
+        positions: [tokens] int64, the place of each token in its request.
+        rows: [R] int32, the row of each request in the block table; -1 where it has no pages.
+        block_table: [rows, pages] int32; entries that no key lies in are garbage.
+        slot_mapping: [slots] int64, the buffer that is written, whole; what it holds before is
+            garbage, or what an earlier batch left there.
+        page_size: tokens a page of one rank.
+        rank: the rank whose slots are asked for.
+        world: ranks of the group; a page of the block table has ``page_size * world`` tokens.
+        interleave: consecutive tokens on one rank.
+        storages: flat buffers by field name, of which the tensors are views.
+    """
+
+    query_start_loc: torch.Tensor
+    positions: torch.Tensor
+    rows: torch.Tensor
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+    page_size: int
+    rank: int = 0
+    world: int = 1
+    interleave: int = 1
+    storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+def slot_inputs(problem: SlotsProblem, home: Allocator, *, step: int = 0) -> SlotInputs:
+    """Make the tensors of one call of ``map_slots``, that of a step."""
+    query_lens, seq_lens = problem.steps[step]
+    requests, size = len(seq_lens), problem.page_size * problem.world
+    columns = max((-(-s // size) for _, keys in problem.steps for s in keys), default=0)
+    columns += problem.spare_columns
+    height = max(len(keys) for _, keys in problem.steps) + problem.spare_rows
+    numbers = torch.arange(height)
+    # Rows that requests got as they came: a permutation, by hash, another one each step.
+    order = bits(stream(problem.seed, f"rows {step}"), numbers, 1).flatten().argsort(stable=True)
+    has_pages = torch.tensor(seq_lens, dtype=torch.long) > 0
+    rows = torch.where(has_pages, order[:requests], -1)
+    used = torch.zeros(height, dtype=torch.long)
+    used[order[:requests]] = torch.tensor([-(-s // size) for s in seq_lens], dtype=torch.long)
+    ids = bits(stream(problem.seed, f"pages {step}"), numbers, columns) % PAGES
+    garbage = bits(stream(problem.seed, f"garbage {step}"), numbers, columns).to(torch.int32)
+    is_used = torch.arange(columns).unsqueeze(0) < used.unsqueeze(1)
+    places = [range(s - t if s else 0, s or t) for t, s in zip(query_lens, seq_lens, strict=True)]
+    most = max(sum(tokens) for tokens, _ in problem.steps) + problem.spare_slots
+    # Beyond all slots: what an earlier batch may have left there is for a law to say.
+    before = 2**40 + bits(stream(problem.seed, f"buffer {step}"), torch.arange(1), most).flatten()
+    integers = home.place_integers({
+        "query_start_loc": torch.tensor([0, *accumulate(query_lens)], dtype=torch.int32),
+        "rows": rows.to(torch.int32),
+        "block_table": torch.where(
+            is_used, (ids + problem.first_page).to(torch.int32), garbage
+        ),
+    })  # fmt: skip
+    return SlotInputs(
+        **integers,
+        positions=home.place(
+            "positions", torch.tensor([p for each in places for p in each], dtype=torch.int64)
+        ),
+        slot_mapping=home.place("slot_mapping", before),
+        page_size=problem.page_size,
+        rank=problem.rank,
+        world=problem.world,
+        interleave=problem.interleave,
+        storages=home.storages,
+    )
+
+
+def slots_of(inputs: SlotInputs) -> torch.Tensor:
+    """Map the record's tokens to slots, by definition."""
+    return map_slots(
+        inputs.query_start_loc,
+        inputs.positions,
+        inputs.block_table,
+        inputs.page_size,
+        rows=inputs.rows,
+        num_slots=len(inputs.slot_mapping),
+        rank=inputs.rank,
+        world=inputs.world,
+        interleave=inputs.interleave,
+    )
