@@ -188,7 +188,7 @@ def _run_again(
     first, shown = ordered[0], Shown(change, where, members, ordered[0])
     bad = [side for side in found.runs if first.bad(side)]
     # One that both sides have needs no second look: two processes have shown it.
-    if members[0][1] is not None or len(bad) > 1:
+    if members[0][1] is not None or len(bad) != 1:
         return shown
     look = partial(_look, found, context.bench, bad[0], itertools.repeat(CONFIRMED))
     try:

@@ -90,9 +90,13 @@ def run(folder: Path, plan: Plan, *, laws: int = 0, resume: bool = False) -> tup
     return report, progress.begun
 
 
-def test_a_run_that_was_ended_goes_on_and_reports_the_same(tmp_path: Path) -> None:
+def two_faults() -> Plan:
     costs = {"two-faults-numeric": Cost("fast", 1.0, TINY.max_work)}
-    plan = Plan([subject("two_faults_numeric")], TINY, costs=costs, jobs=1, laws=LAWS)
+    return Plan([subject("two_faults_numeric")], TINY, costs=costs, jobs=1, laws=LAWS)
+
+
+def test_a_run_that_was_ended_goes_on_and_reports_the_same(tmp_path: Path) -> None:
+    plan = two_faults()
     whole, begun = run(tmp_path / "whole", plan)
     assert len(whole.findings) > 1
     assert len(begun) == len(LAWS)
@@ -106,7 +110,7 @@ def test_a_run_that_was_ended_goes_on_and_reports_the_same(tmp_path: Path) -> No
 
 
 def test_a_run_that_goes_on_ends_at_its_first_finding_too(tmp_path: Path) -> None:
-    plan = plan_of("wrong_from_five")
+    plan = two_faults()
     ended, _ = run(tmp_path, plan, laws=len(LAWS) - 1)
     assert len(ended.findings) > 1
     resumed, begun = run(tmp_path, replace(plan, exit_first=True), resume=True)
