@@ -130,12 +130,16 @@ print(json.dumps(wrong))
 """
 
 
+PATIENT = Deadlines(materialise=280.0, run=280.0, judge=280.0)
+"""Deadlines just below the 300 seconds of a test: nothing hangs here, however slow the machine."""
+
+
 def ask(worker: Worker, device: str, name: str, law: str, problem: Problem) -> Verdict:
     payload = {
         "task": "judge", "law": law, "implementation": name, "problem": problem.to_json(),
         "device": device,
     }  # fmt: skip
-    return verdict_of(worker.run(payload, Deadlines(run=60.0)))
+    return verdict_of(worker.run(payload, PATIENT))
 
 
 def test_every_code_and_scale_is_exact(device: str) -> None:
