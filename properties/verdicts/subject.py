@@ -226,8 +226,12 @@ class Subject:
                 return Verdict("UNSUPPORTED", NO_ROOM, refusal)
         return crash(error)
 
-    def try_call(self, problem: Problem) -> None:
+    def try_call(self, problem: Problem, function: Callable[[Any], Any] | None = None) -> None:
         """Call the implementation without a look at its answer, in buffers where it writes one.
+
+        Args:
+            problem: the problem that it is called on.
+            function: the function that is called in its place, if any.
 
         Raises:
             Stop: as of ``call``.
@@ -236,7 +240,7 @@ class Subject:
         inputs = self.materialise(problem)
         if self.implementation.writes_out:
             inputs, _ = self._with_buffers(inputs, torch.nan)
-        self.call(problem, inputs)
+        self.call(problem, inputs, function)
 
     @contextmanager
     def ahead(self) -> Iterator[None]:

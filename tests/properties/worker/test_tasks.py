@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from kernelproof.impl import implementation
 from kernelproof.properties.isolation.workers import LAST_REPLY
 from kernelproof.properties.verdicts.contained import Stop
+from kernelproof.properties.verdicts.subject import Subject
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.properties.worker import integrity, tasks
 from kernelproof.reference import MergeProblem
@@ -150,6 +152,28 @@ def test_what_writes_into_buffers_is_timed_and_built_with_them(
     request = {"device": "cpu", "implementation": "writes", "problem": MergeProblem().to_json()}
     assert tasks.cost(request, Stages())["seconds"] > 0
     assert tasks.build(request, Stages()) == {"kernels": 1}
+
+
+def test_waiting_to_make_tensors_is_not_taken_off_the_seconds_of_a_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @implementation("merge_state", name="sleeps")
+    def sleeps(inputs: Any) -> Any:  # noqa: ANN401
+        time.sleep(0.01)
+        return inputs.outs[0], inputs.lses[0]
+
+    materialise, seconds = Subject.materialise, 0.0
+
+    def slowly(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+        nonlocal seconds
+        seconds += 1.0  # as on a busy machine
+        return materialise(*arguments, **options)
+
+    monkeypatch.setattr(tasks, "_implementation", lambda *_: sleeps)
+    monkeypatch.setattr(tasks, "waited", lambda: seconds)
+    monkeypatch.setattr(Subject, "materialise", slowly)
+    request = {"device": "cpu", "implementation": "sleeps", "problem": MergeProblem().to_json()}
+    assert tasks.cost(request, Stages())["undisturbed"] >= 0.01
 
 
 def test_the_next_module_is_built_in_another_process_where_the_gpu_is_broken(
