@@ -226,6 +226,7 @@ def test_a_comparison_that_a_signal_ends_reports_and_goes_on(
     test_command.release(folder / "old", test_command.OLD)
     test_command.release(folder / "new", test_command.NEW)
     words = ["--part", "behaviour", "--ray", cluster.address]
+    began = time.monotonic()
     run = bump(folder, *words)
     gate = folder / ".kernelproof" / "gate"
     journals = [gate / f"old-new-cpu-{chip}.jsonl" for chip in ("sm100", "sm90")]
@@ -237,7 +238,8 @@ def test_a_comparison_that_a_signal_ends_reports_and_goes_on(
     signalled = time.monotonic()
     run.terminate()
     report = report_of(run, folder, code=143)
-    assert time.monotonic() - signalled < 10
+    # On a busy machine all takes longer: starting took its time too.
+    assert time.monotonic() - signalled < max(10, signalled - began)
     assert report["verdict"] == "undecided"
     assert report["failures"] == ["ended by SIGTERM: --resume goes on from here"]
     assert len(report["machines"]) == 2
