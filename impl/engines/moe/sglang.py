@@ -45,6 +45,8 @@ QUANTISERS = (
     "sglang_per_token_group_quant_int8",
 )
 """What the launcher makes codes with: it is given codes, which these return."""
+LEAST_COLUMNS = 16
+"""Columns of the smallest block that ``tl.dot`` multiplies."""
 FEATURES = (*VLLM_FEATURES, "routed_scaling_factor")
 DESCRIBED = 16
 """Bytes of which a row that a tensor descriptor describes is a multiple."""
@@ -139,7 +141,7 @@ def experts(inputs: MoEInputs) -> torch.Tensor:
     """Multiply numbers, in SGLang's blocks where it was not tuned."""
     tokens, few = inputs.topk_ids.shape[0], codes_of(inputs.w13).shape[0]
     sizes = (16, 32, 64, 1) if tokens <= few else (64, 64, 32, 8)
-    return _multiplied(inputs, dict(zip(SMALL, sizes, strict=True)), {}, _stubs)
+    return _multiplied(inputs, _fitting(inputs, dict(zip(SMALL, sizes, strict=True))), {}, _stubs)
 
 
 @fp8(name="sglang-fused-moe-fp8", supports=_other_weights)
@@ -191,7 +193,7 @@ def _other_integers(problem: MoEProblem, target: Target) -> bool | str:
 def int8(inputs: MoEInputs) -> torch.Tensor:
     """Multiply int8 by int8 or by numbers."""
     if isinstance(inputs.hidden, torch.Tensor):
-        return _multiplied(inputs, SMALL, {"use_int8_w8a16": True}, _stubs)
+        return _multiplied(inputs, _fitting(inputs, SMALL), {"use_int8_w8a16": True}, _stubs)
     return _quantised(inputs, _stubs)
 
 
@@ -208,12 +210,12 @@ def _not_in_groups(problem: MoEProblem, target: Target) -> bool | str:
 def in_groups(inputs: MoEInputs) -> torch.Tensor:
     """Multiply numbers by weights of 4 or 8 bits with a scale for each row and group."""
     given, flags = grouped(inputs)
-    return _multiplied(given, SMALL, flags, _stubs)
+    return _multiplied(given, _fitting(inputs, SMALL), flags, _stubs)
 
 
 def _quantised(inputs: MoEInputs, stands_in: Stubs, *, in_order: bool = False) -> torch.Tensor:
     assert isinstance(inputs.w13, QuantizedMatrix)  # noqa: S101  supports said so
-    form, config, group = inputs.w13.format, SMALL, 0
+    form, config, group = inputs.w13.format, _fitting(inputs, SMALL), 0
     name = "use_int8_w8a8" if form.dtype == torch.int8 else "use_fp8_w8a8"
     flags: dict[str, object] = {name: True, "per_channel_quant": form.scales == "channel"}
     if form.in_blocks:
@@ -225,6 +227,16 @@ def _quantised(inputs: MoEInputs, stands_in: Stubs, *, in_order: bool = False) -
     given = inputs.intermediate_scale if form.scales == "tensor" else None
     rows = functools.partial(quantised_rows, dtype=form.dtype, group=group, given=given)
     return _multiplied(inputs, config, flags, stands_in, rows, in_order=in_order)
+
+
+def _fitting(inputs: MoEInputs, blocks: dict[str, int]) -> dict[str, int]:
+    """Return blocks that small problems fill without a GPU, for odd numbers of tokens.
+
+    One of more columns holds all that a slow interpreter affords, and is never full.
+    """
+    if inputs.topk_ids.is_cuda or not inputs.topk_ids.shape[0] % 2:
+        return blocks
+    return {**blocks, "BLOCK_SIZE_K": LEAST_COLUMNS}
 
 
 def _multiplied(
