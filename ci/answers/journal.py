@@ -202,6 +202,22 @@ class Journal:
         with self._lock:
             self._keep(_key(question), answer)
 
+    def keep_or_stop(
+        self,
+        question: Mapping[str, Any],
+        answer: Any,  # noqa: ANN401  JSON
+        tell: Tell,
+    ) -> None:
+        """Keep an answer; where that fails, such as on a full disk, say so and keep none from then.
+
+        It costs the run no result.
+        """
+        try:
+            self.keep(question, answer)
+        except MachineError as error:
+            tell(error.message)
+            self._started = False
+
     def follow(self, *, resume: bool, tell: Tell = lambda _: None) -> bytes:
         """Begin to hold the journal of another machine instead, and return what it goes on from.
 

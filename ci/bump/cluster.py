@@ -22,11 +22,10 @@ from ..console.errors import MACHINE, MachineError, UsageRefusedError
 from ..console.lines import tell as tell_line
 from ..console.outputs import Outputs
 from ..console.signals import SIGNALLED, ended_by_signals
-from ..fleet.fleet import Event
 from ..fleet.ray_machines import RayMachines, connected
 from ..fleet.ray_tasks import ANSWER_SECONDS, SEND_SECONDS
 from ..fleet.shipping import unpack
-from ..fleet.units import Unit
+from ..fleet.units import Event, Unit
 from .command import Request, compare, seconds_of, tell
 from .report.contents import refused
 from .report.merging import join

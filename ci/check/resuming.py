@@ -18,7 +18,7 @@ from ..answers.identity import journal_path, machine_identity, plan_identity, wi
 from ..answers.journal import Journal, JournalError
 from ..answers.records import from_data, to_data
 from ..console.errors import MachineError
-from ..console.lines import tell
+from ..console.lines import note
 
 COSTS = {"costs": ""}
 """The question of which cost classes implementations have: what is drawn depends on it."""
@@ -48,13 +48,13 @@ def _started(cases: Path, plan: Plan, *, resume: bool) -> Journal:
     journal = Journal(None)
     try:
         journal = Journal(journal_path(cases, plan), flag="--cases")
-        journal.start(identity, resume=resume, tell=_note)
+        journal.start(identity, resume=resume, tell=note)
         with_seed(plan, journal)
     except (JournalError, MachineError) as error:
         journal.close()
         if resume:
             raise
-        _note(f"this run keeps no journal: {error.message}")
+        note(f"this run keeps no journal: {error.message}")
         return Journal(None)
     return journal
 
@@ -99,11 +99,7 @@ class KeptLaws(Kept):
             self._journal.remove()
 
     def _keep(self, question: Mapping[str, Any], answer: object) -> None:
-        try:
-            self._journal.keep(question, to_data(answer))
-        except MachineError as error:  # such as a full disk, which costs the run no result
-            _note(error.message)
-            self._journal = Journal(None)
+        self._journal.keep_or_stop(question, to_data(answer), note)
 
 
 def _question(candidate: Candidate, law: str) -> dict[str, Any]:
@@ -117,7 +113,3 @@ def _question(candidate: Candidate, law: str) -> dict[str, Any]:
 
 def _count(candidate: Candidate) -> int:
     return len(candidate.smallest) + len(candidate.deadly)
-
-
-def _note(line: str) -> None:
-    tell(f"kernelproof: {line}", err=True)

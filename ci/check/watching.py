@@ -12,7 +12,7 @@ from ...impl.targets.unpacked import folders
 from ...properties.findings.report import INTERRUPTED, TERMINATED
 from ..answers.identity import files_of
 from ..console.errors import UsageRefusedError
-from ..console.lines import tell
+from ..console.lines import note
 from ..console.signals import ended_by_signals
 
 TICK_SECONDS = 0.3
@@ -61,7 +61,7 @@ def watch_files(implementations: Sequence[str], words: Sequence[str]) -> int:
                     time.sleep(TICK_SECONDS)
             code = ended
             if not ending:
-                tell(f"kernelproof: waiting for a change below {names} (Ctrl-C ends)", err=True)
+                note(f"waiting for a change below {names} (Ctrl-C ends)")
             while not ending and stamps(watched) == before:
                 time.sleep(TICK_SECONDS)
     return code

@@ -17,7 +17,7 @@ from ...properties.search.plan import Plan
 from ...properties.verdicts.text import one_line
 from ..answers.identity import journal_path, plan_identity
 from ..answers.journal import Journal
-from ..console.lines import tell
+from ..console.lines import note
 from ..reports.display import style_of
 from ..reports.json_report import to_json
 from ..reports.summary import Summary, state
@@ -39,14 +39,10 @@ def fleet_at(address: str, plan: Plan, cases: Path, *, resume: bool) -> Iterator
     with connected(address):
         machines = RayMachines(plan.device, plan.jobs)
         with Journal(journal_path(cases / FOLDER, plan), flag="--cases") as journal:
-            journal.start(plan_identity(plan), resume=resume, tell=_note)
+            journal.start(plan_identity(plan), resume=resume, tell=note)
             for chip in machines.chips:
                 journal.require(f"machines of {chip}", machines.identities(chip))
             yield Fleet(plan, machines, journal)
-
-
-def _note(line: str) -> None:
-    tell(f"kernelproof: {line}", err=True)
 
 
 def print_chips(out: Console, fleet: Fleet) -> None:

@@ -2,94 +2,66 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
+import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from ...properties.findings.names import Names, tell_apart
 from ...properties.findings.report import (
     FOUND,
-    INTERRUPTED,
+    SUITE_FAILED,
     Finding,
     ImplementationReport,
     RunReport,
 )
 from ...properties.search.ending import Ending
 from ...properties.search.plan import Plan, first_laws, laws_planned
+from ...properties.search.priority_executor import Queued, RankedQueue
+from ...properties.search.priority_executor import Work as Waiting
 from ...properties.search.progress import Progress
+from ...properties.search.scheduler import Question, Scheduler
 from ...properties.space.profiles import Cost
 from ..answers.identity import with_seed
 from ..answers.journal import Journal
-from .units import Job, Unit, UnitResult, Work
+from ..console.lines import note
+from .ray_machines import RayMachines
+from .units import GRACE_SECONDS, Job, Unit, UnitResult, Work
 
 TICK_SECONDS = 0.2
-"""Most seconds between two checks of whether the run ends early."""
-GRACE_SECONDS = 20.0
-"""Seconds that a run which ends early waits for units under way, which end as whole runs do."""
+"""Seconds between two checks of what units say."""
 
 
-@dataclass(frozen=True)
-class Ended:
-    """A unit that has ended.
+class PlaceQueue(RankedQueue[Waiting]):
+    """Units in the order of their ranks, each of which waits until there is a place for it.
 
-    Attributes:
-        unit: the unit that was submitted.
-        result: None where there is none.
-        error: why there is none; empty where its machine died, and it may run on another.
+    Those that wait for one machine hold up none that may run elsewhere.
     """
 
-    unit: Unit
-    result: UnitResult | None = None
-    error: str = ""
+    def __init__(self, machines: RayMachines) -> None:
+        super().__init__()
+        self._machines = machines
 
+    def _may_begin(self, owner: str) -> bool:
+        chip, _, node = owner.partition(" ")
+        every, here = self._machines.places(chip), self._machines.places(chip, node)
+        taken = sum(each for on, each in self._at_work.items() if on.startswith(f"{chip} "))
+        # Of the units on a machine, those count that must run there: where the others do, the
+        # machines decide. A unit of a chip without machines begins, to learn that there are none.
+        return not every or (taken < every and self._at_work[owner] < here)
 
-@dataclass(frozen=True)
-class Event:
-    """What a unit under way says: the name of a method of `Progress`, and its arguments."""
-
-    unit: Unit
-    method: str
-    arguments: tuple[Any, ...]
-
-
-class Machines(Protocol):
-    """What carries units out."""
-
-    @property
-    def chips(self) -> Sequence[str]:
-        """The kinds of machines, each with one that can be used."""
-
-    def start(self, job: Job) -> None:
-        """Take the job, which all units share."""
-
-    def free(self, chip: str, node: str = "") -> int:
-        """Count the units that can begin now; negative where no machine is left.
-
-        Where a machine is named, those on it; where it is gone, those on the others.
-        """
-
-    def submit(self, units: Sequence[Unit]) -> None:
-        """Begin units together: those of a machine share its cores."""
-
-    def ended(self, seconds: float) -> list[Ended]:
-        """Return the units that have ended, after a wait of at most these seconds."""
-
-    def events(self) -> list[Event]:
-        """Return what units have said since the last call."""
-
-    def end(self, why: str) -> None:
-        """Have units under way end soon; ``why`` is one of ``ENDINGS``."""
-
-    def leave(self, node: str) -> None:
-        """Stop using a machine that has lost its device."""
+    def _choose(self, first: Sequence[Queued[Waiting]]) -> Queued[Waiting]:
+        return min(first)
 
 
 class Fleet:
     """Carries out a plan on machines; it is used as a `Run` is.
+
+    Its units are questions to the scheduler that a run on one machine has, too.
 
     Args:
         plan: the plan, the same as for one machine.
@@ -97,10 +69,11 @@ class Fleet:
         journal: the journal of the units that have ended; none is kept without.
     """
 
-    def __init__(self, plan: Plan, machines: Machines, journal: Journal | None = None) -> None:
+    def __init__(self, plan: Plan, machines: RayMachines, journal: Journal | None = None) -> None:
         self._journal = journal or Journal(None)
         # Examples are kept in a database of one machine.
         self.plan = replace(with_seed(plan, self._journal), examples=None)
+        self.reference = ""
         self.ending = Ending(plan.seconds)
         self.progress = Progress()
         self.machines = machines
@@ -118,12 +91,17 @@ class Fleet:
         self._respawns = 0
         self._left: list[Any] = []
         self._seconds = 0.0
-        self._places: dict[str, int] = {}
-        self._submitted: dict[tuple[str, str, int], float] = {}
+        self._places = {chip: machines.places(chip) for chip in machines.chips}
+        self._asked: Counter[str] = Counter()
         self._units: list[dict[str, Any]] = []
-        self._queue: list[tuple[tuple[int, float], int, Unit]] = []
-        self._count = itertools.count()
-        self._running = 0
+        self._scheduler = Scheduler(
+            machines,
+            sum(self._places.values()),
+            self.ending,
+            queue=PlaceQueue(machines),
+            grace=GRACE_SECONDS,
+            close=self._end_units,
+        )
         self.report = self._report(list(machines.chips), ended=False)
 
     @property
@@ -131,23 +109,19 @@ class Fleet:
         """The kinds of machines."""
         return list(self.machines.chips)
 
+    def fail(self, error: object) -> None:
+        """Record a failure of what passes events on; the first error stays."""
+        self.report.failure = self.report.failure or f"{SUITE_FAILED}: {error}"
+
     def execute(self) -> RunReport:
         """Run everything, and report what was learned even if the run ends early."""
         start = time.monotonic()
         finite = self.plan.seconds < float("inf")
         self.machines.start(Job(self.plan, time.time() + self.plan.seconds if finite else None))
-        self._places = {chip: self.machines.free(chip) for chip in self.chips}
         try:
-            self._begin_ready()
-            while (self._queue or self._running) and not self.ending.due:
-                self._submit()
-                self._listen()
-                self._collect(TICK_SECONDS)
-            if self._queue or self._running:
-                self._end_early()
-        except KeyboardInterrupt:
-            self.ending.end(INTERRUPTED)
-            self._end_early()
+            self._ask_ready()
+            with closing(self.machines), self._listening():
+                self._scheduler.run()
         finally:
             self._seconds = time.monotonic() - start
             self._take_report(self._report(self.chips, ended=True))
@@ -157,90 +131,75 @@ class Fleet:
         """Return the report of one kind of machines, as one of them would write it."""
         return self._report([chip], ended=True)
 
-    def _end_early(self) -> None:
-        self.ending.ended = self.ending.asked
-        self._queue.clear()
-        self.machines.end(self.ending.ended)
-        deadline = time.monotonic() + GRACE_SECONDS
-        while self._running and time.monotonic() < deadline:
-            self._listen()
-            self._collect(TICK_SECONDS)
+    def _end_units(self) -> None:
+        if self.ending.asked:
+            self.machines.end(self.ending.asked)
 
-    def _begin_ready(self) -> None:
-        """Queue the units that may begin; take the results that the journal has."""
-        if self.ending.ended:
-            return
+    def _ask_ready(self) -> None:
+        """Ask for the units that may begin; take the results that the journal has."""
+        asked: list[tuple[Work, Unit]] = []
         for work in self._works.values():
-            while units := work.ready():
+            known = True
+            while known and (units := work.ready()):
                 known = False
                 for unit in units:
-                    result = self._journal.recall(
-                        unit.question, lambda answer: UnitResult.from_data(answer["result"])
-                    )
-                    if result is None:
-                        heapq.heappush(self._queue, (work.rank(unit), next(self._count), unit))
+                    if self.ending.asked:  # at a result of the run before
+                        self.ending.ended = self.ending.asked
+                        return
+                    if (result := self._recalled(unit)) is None:
+                        asked.append((work, unit))
                     else:
                         known = True
                         self._take(unit, result)
-                if not known:
-                    break
+        # All of them before the first begins: those of a machine share its cores.
+        self._asked.update(work.chip for work, _ in asked)
+        for work, unit in asked:
+            ask, take = partial(self._carried_out, unit), partial(self._take_answer, work, unit)
+            self._scheduler.ask(Question(work, ask, take, (work.rank(unit),)))
 
-    def _submit(self) -> None:
-        """Submit as many units of each chip as its machines have room for."""
-        kept: list[tuple[tuple[int, float], int, Unit]] = []
-        begun: list[Unit] = []
-        free: Counter[tuple[str, str]] = Counter()
-        while self._queue:
-            entry = heapq.heappop(self._queue)
-            unit = entry[2]
-            places = {(unit.chip, ""), (unit.chip, unit.node)}
-            free.update({each: self.machines.free(*each) for each in places if each not in free})
-            if free[unit.chip, ""] < 0:
-                self._lost.setdefault(unit.chip, "its last machine is gone")
-            elif all(free[each] for each in places):
-                free.subtract(places)
-                self._running += 1
-                self._submitted[unit.key] = time.monotonic()
-                begun.append(unit)
-            else:
-                kept.append(entry)
-        if begun:
-            self.machines.submit(begun)
-        self._queue = kept
-        heapq.heapify(self._queue)
+    def _recalled(self, unit: Unit) -> UnitResult | None:
+        """Return what a unit has learned in the run before; None where it has not ended there."""
+        result = self._journal.recall(
+            unit.question, lambda answer: UnitResult.from_data(answer["result"])
+        )
+        if result is not None and self.plan.exit_first:
+            result.keep_first()
+        return result
 
-    def _collect(self, seconds: float) -> None:
-        for ended in self.machines.ended(seconds):
-            self._running -= 1
-            unit, result = ended.unit, ended.result
-            work = self._works[unit.chip, unit.implementation]
-            if result is not None and result.elsewhere:
-                work.again(unit, result.elsewhere)
-            elif result is not None and result.run.lost:
-                self.machines.leave(result.node)
-                if self.machines.free(unit.chip) >= 0 and not self.ending.ended:
-                    work.again(unit)
-                else:
-                    self._lost[unit.chip] = result.run.lost
-                    self._take(unit, result)
-            elif result is not None:
-                self._note(unit, result)
-                if not result.ended_early:
-                    answer = {"unit": unit.key, "result": result.to_data()}
-                    self._journal.keep(unit.question, answer)
-                self._listen()
-                self._take(unit, result)
-            elif ended.error:
-                work.error = work.error or ended.error
-            else:
+    def _carried_out(self, unit: Unit, machines: RayMachines) -> tuple[UnitResult | None, float]:
+        """Return what a unit has learned, and the seconds that it took."""
+        begun = time.monotonic()
+        return machines.carry_out(unit, self._asked[unit.chip]), time.monotonic() - begun
+
+    def _take_answer(self, work: Work, unit: Unit, answer: tuple[UnitResult | None, float]) -> None:
+        result, seconds = answer
+        self._asked[unit.chip] -= 1
+        if result is None and not self.machines.places(unit.chip):
+            self._lost.setdefault(unit.chip, "its last machine is gone")
+        elif result is None:
+            work.again(unit)
+        elif result.elsewhere:
+            work.again(unit, result.elsewhere)
+        elif result.run.lost:
+            self.machines.leave(result.node)
+            if self.machines.places(unit.chip) and not self.ending.ended:
                 work.again(unit)
-        self._begin_ready()
+            else:
+                self._lost[unit.chip] = result.run.lost
+                self._take(unit, result)
+        else:
+            self._note(unit, result, seconds)
+            if not result.ended_early:
+                known = {"unit": unit.key, "result": result.to_data()}
+                self._journal.keep_or_stop(unit.question, known, note)
+            self._listen()
+            self._take(unit, result)
+        self._ask_ready()
 
-    def _note(self, unit: Unit, result: UnitResult) -> None:
-        seconds = round(time.monotonic() - self._submitted[unit.key], 3)
-        name = result.report.name
+    def _note(self, unit: Unit, result: UnitResult, seconds: float) -> None:
+        name, took = result.report.name, round(seconds, 3)
         self._units.append(
-            {"chip": unit.chip, "implementation": name, "number": unit.number, "seconds": seconds}
+            {"chip": unit.chip, "implementation": name, "number": unit.number, "seconds": took}
         )
 
     def timing(self) -> dict[str, Any]:
@@ -269,6 +228,23 @@ class Fleet:
             self._announce(finding)
         for law in new:
             self.progress.law_done(self._named(unit, report), law)
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Have what units say passed on now and then, in the thread that takes answers."""
+        done = threading.Event()
+
+        def listen() -> None:
+            while not done.wait(TICK_SECONDS):
+                self._scheduler.post(self, self._listen)
+
+        listener = threading.Thread(target=listen, daemon=True)
+        listener.start()
+        try:
+            yield
+        finally:
+            done.set()
+            listener.join()
 
     def _listen(self) -> None:
         """Pass the events of units on to the progress."""
@@ -316,7 +292,8 @@ class Fleet:
 
     def _take_report(self, report: RunReport) -> None:
         """Copy a report into the one that others already hold."""
-        vars(self.report).update(vars(report) | {"broken": self.report.broken})
+        kept = {"broken": self.report.broken, "failure": self.report.failure}
+        vars(self.report).update(vars(report) | kept)
 
     def _report(self, chips: Sequence[str], *, ended: bool) -> RunReport:
         target: dict[str, Any] = {"device": self.plan.device}

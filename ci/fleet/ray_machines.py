@@ -12,9 +12,9 @@ import socket
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from concurrent.futures import CancelledError
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,10 +23,9 @@ from typing import Any
 from ...fixtures.suggestions import how_to_install
 from ..console.errors import MachineError, UsageRefusedError
 from ..console.signals import ENDINGS
-from .fleet import GRACE_SECONDS, Ended, Event
 from .ray_tasks import Bus, carry_out
 from .shipping import Facts, look, packed
-from .units import Job, Unit
+from .units import GRACE_SECONDS, Event, Job, Unit, UnitResult
 
 CONNECT_SECONDS, JOIN_SECONDS = 5.0, 60.0
 """Seconds within which the address must answer, and Ray must have connected."""
@@ -147,7 +146,7 @@ def _among(nodes: Sequence[Node]) -> dict[str, str]:
 
 
 class RayMachines:
-    """The machines of the cluster that this process is connected to; see `Machines`.
+    """The machines of the cluster that this process is connected to: a scheduler's pool.
 
     Args:
         device: ``"cpu"`` or ``"cuda"``.
@@ -175,7 +174,7 @@ class RayMachines:
             .remote()
         )
         self._task, self._told = ray.remote(carry_out), None
-        self._units: dict[Any, tuple[Unit, list[Node]]] = {}
+        self._closed = False
         self._looked, self._alive = 0.0, {node.id for node in self._nodes}
 
     def _find(self, strategy: Any) -> Iterator[Node]:  # noqa: ANN401  a class of Ray's
@@ -237,43 +236,65 @@ class RayMachines:
         return [each for each in every if each.id == node] or every
 
     def _look(self) -> None:
-        """Ask Ray which machines are alive.
-
-        Nobody does between `free` and `submit`: what the one promised holds for the other.
-        """
+        """Ask Ray which machines are alive."""
         now = time.monotonic()
         if now - self._looked > FRESH_SECONDS:
             self._looked = now
             self._alive = {each["NodeID"] for each in self._ray.nodes() if each["Alive"]}
 
-    def free(self, chip: str, node: str = "") -> int:
-        """Count the units that can begin now, on a machine if one is named and there.
+    def places(self, chip: str, node: str = "") -> int:
+        """Count the units that a chip's machines carry out at a time; 0 where none is left.
 
-        It is negative where no machine is left. Of the units on a machine, those count that must
-        run there: where the others run, Ray decides.
+        Where a machine is named, those of that one; where it is gone, those of the others.
         """
-        if not (nodes := self._usable(chip, node)):
-            return -1
-        running = [on for unit, on in self._units.values() if unit.chip == chip]
-        if nodes != self._usable(chip):
-            running = [on for on in running if on == nodes]
-        return max(0, sum(each.units for each in nodes) - len(running))
+        return sum(each.units for each in self._usable(chip, node))
 
-    def submit(self, units: Sequence[Unit]) -> None:
-        """Begin units; a chip's machines share them evenly, as far as Ray can."""
-        begun = [unit for unit, _ in self._units.values()]
-        running = Counter(unit.chip for unit in [*begun, *units])
-        for unit in units:
-            nodes = self._usable(unit.chip, unit.node)
-            task = self._task.options(
-                num_cpus=1,
-                num_gpus=min(node.share for node in nodes),
-                max_retries=RETRIES,
-                label_selector=_among(nodes),
-                scheduling_strategy="SPREAD",
-            )
-            compilers = compilers_each(self._usable(unit.chip), running[unit.chip])
-            self._units[task.remote(self._job, unit, self._bus, compilers)] = unit, nodes
+    def carry_out(self, unit: Unit, beside: int) -> UnitResult | None:
+        """Return what a unit has learned, from any thread; None where its machine is gone.
+
+        A chip's machines share its units evenly, as far as Ray can.
+
+        Args:
+            unit: the unit.
+            beside: units of its chip that share the cores of its machines, this one included.
+
+        Raises:
+            CancelledError: the machines were closed.
+            MachineError: the unit failed.
+        """
+        every = self._usable(unit.chip)
+        if not every:
+            return None
+        nodes = [each for each in every if each.id == unit.node] or every
+        task = self._task.options(
+            num_cpus=1,
+            num_gpus=min(node.share for node in nodes),
+            max_retries=RETRIES,
+            label_selector=_among(nodes),
+            scheduling_strategy="SPREAD",
+        ).remote(self._job, unit, self._bus, compilers_each(every, beside))
+        while not self._ray.wait([task], timeout=FRESH_SECONDS)[0]:
+            self._look()
+            gone = not any(each in nodes for each in self._usable(unit.chip))
+            if self._closed or gone:  # a task without a machine waits for ever
+                self._ray.cancel(task, force=True)
+                if self._closed:
+                    raise CancelledError
+                return None
+        try:
+            result: UnitResult = self._ray.get(task)
+        except self._ray.exceptions.RayError as error:
+            raise MachineError(_sentence(getattr(error, "cause", error))) from error
+        return result
+
+    def lease(self, owner: str) -> AbstractContextManager[RayMachines]:
+        """Return the machines: a unit has waited in the queue until there was a place for it."""
+        del owner
+        return nullcontext(self)
+
+    def close(self) -> None:
+        """Give up the units under way."""
+        self._closed = True
 
     def once_a_chip(
         self,
@@ -344,31 +365,6 @@ class RayMachines:
         except self._ray.exceptions.RayError as error:
             return MachineError(f"{chip}: {_sentence(getattr(error, 'cause', error))}")
 
-    def ended(self, seconds: float) -> list[Ended]:
-        """Return the units that have ended, after a wait of at most these seconds."""
-        self._look()
-        if not self._units:
-            time.sleep(seconds)
-            return []
-        done, waiting = self._ray.wait(list(self._units), timeout=seconds)
-        ended = [self._result(answer) for answer in done]
-        for answer in waiting:  # a task without a machine waits for ever
-            unit, nodes = self._units[answer]
-            if not any(each in nodes for each in self._usable(unit.chip)):
-                self._ray.cancel(answer, force=True)
-                del self._units[answer]
-                ended.append(Ended(unit))
-        return ended
-
-    def _result(self, answer: Any) -> Ended:  # noqa: ANN401  Ray's reference
-        unit, _ = self._units.pop(answer)
-        try:
-            return Ended(unit, self._ray.get(answer))
-        except self._ray.exceptions.RayTaskError as error:
-            return Ended(unit, error=_sentence(error.cause))
-        except self._ray.exceptions.RayError as error:
-            return Ended(unit, error=_sentence(error))
-
     def events(self) -> list[Event]:
         """Return what units have said since the last call."""
         # An answer that is late is waited for again: the bus no longer has what it holds.
@@ -383,7 +379,7 @@ class RayMachines:
         return told
 
     def end(self, why: str) -> None:
-        """Have units under way end soon."""
+        """Have units under way end soon; ``why`` is one of ``ENDINGS``."""
         with suppress(self._ray.exceptions.RayError):
             self._ray.get(self._bus.end.remote(why), timeout=ANSWER_SECONDS)
 

@@ -15,9 +15,8 @@ from ...properties.search.building import COMPILERS
 from ...properties.search.engine import Run
 from ...properties.search.progress import Progress
 from ...properties.verdicts.verdict import Verdict
-from .fleet import Event
 from .shipping import unpack
-from .units import Job, Unit, UnitResult, run_unit
+from .units import Event, Job, Unit, UnitResult, run_unit
 
 SEND_SECONDS = 0.5
 """Seconds between two messages of a unit."""

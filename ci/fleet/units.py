@@ -47,6 +47,11 @@ from ..answers.records import from_data, to_data
 UNIT_SECONDS = 60.0
 """Seconds that a later unit is to take; starting its processes takes some of its own."""
 
+GRACE_SECONDS = 20.0
+"""Seconds that a run which ends early waits for units under way, which end as whole runs do."""
+RANKS = 1_000_000
+"""Ranks in the queue that the units of one number have, by their weights in hundredths."""
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -83,6 +88,15 @@ class Unit:
 
 
 @dataclass(frozen=True)
+class Event:
+    """What a unit under way says: the name of a method of `Progress`, and its arguments."""
+
+    unit: Unit
+    method: str
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
 class UnitResult:
     """What a unit has learned.
 
@@ -113,6 +127,17 @@ class UnitResult:
     def ended_early(self) -> bool:
         """Whether it ended before it was done: another run would learn more."""
         return bool(self.run.ended or self.run.lost)
+
+    def keep_first(self) -> None:
+        """Leave out all findings that no entry explains except the first."""
+        report, found = self.report, False
+        for finding in [*report.replayed, *(law.finding for law in report.laws)]:
+            if finding is None or finding.entry:
+                continue
+            if found:
+                report.replayed = [each for each in report.replayed if each is not finding]
+                report.laws = [law for law in report.laws if law.finding is not finding]
+            found = True
 
     def to_data(self) -> dict[str, Any]:
         """Return it as a journal keeps it."""
@@ -248,7 +273,16 @@ class Work:
         self._begun: set[int] = set()
         self.error = ""
         """Reason why a unit has no result; empty if all have one."""
-        self.seconds: dict[int, float] = {}
+        self._weights: dict[int, float] = {}
+
+    @property
+    def reference(self) -> str:
+        """Its chip and the machine that has its modules, by which its units wait in the queue."""
+        return f"{self.chip} {self._units[-1].node}"
+
+    def fail(self, error: object) -> None:
+        """Record why a unit has no result; the first reason stays."""
+        self.error = self.error or str(error)
 
     def ready(self) -> list[Unit]:
         """Return the units that may begin and have not, and count them as begun."""
@@ -265,9 +299,9 @@ class Work:
         ]
         return units
 
-    def rank(self, unit: Unit) -> tuple[int, float]:
+    def rank(self, unit: Unit) -> int:
         """Return the place of a unit in the queue: breadth first, then the longest."""
-        return unit.number, -self.seconds.get(unit.number, 0.0)
+        return RANKS * unit.number - round(100 * self._weights.get(unit.number, 0.0))
 
     def show(self, unit: Unit, law: LawReport) -> bool:
         """Keep what a law of a unit under way has found; whether it is new."""
@@ -317,7 +351,7 @@ class Work:
         for number, names in enumerate(later_laws(laws, seconds), 1):
             unit = Unit(self.chip, self._name, number, names, costs=dict(first.costs), node=node)
             self._units.append(unit)
-            self.seconds[number] = sum(law.weight for law in laws if law.name in names)
+            self._weights[number] = sum(law.weight for law in laws if law.name in names)
 
     def _learned_before(self, number: int) -> Learned:
         found = [self._results[each].learned for each in range(number) if each in self._results]

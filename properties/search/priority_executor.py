@@ -53,6 +53,7 @@ class RankedQueue(Generic[T]):
     def __init__(self) -> None:
         self._items: dict[str, list[Queued[T]]] = {}
         self._known: dict[int, set[str]] = {}
+        self._at_work: Counter[str] = Counter()
         self._serial = itertools.count()
 
     def put(self, owner: str, rank: tuple[int, ...], item: T) -> None:
@@ -61,7 +62,7 @@ class RankedQueue(Generic[T]):
         heapq.heappush(self._items.setdefault(owner, []), queued)
 
     def take(self, gone: Callable[[T], bool] = lambda _: False) -> Queued[T] | None:
-        """Return the item that this thread is to have next; None if there is none.
+        """Return the item that this thread is to have next; None if none may begin.
 
         Args:
             gone: whether an item is nobody's any more: neither its rank nor its owner counts.
@@ -69,15 +70,23 @@ class RankedQueue(Generic[T]):
         for items in self._items.values():
             while items and gone(items[0].item):
                 heapq.heappop(items)
-        first = [items[0] for items in self._items.values() if items]
+        first = [items[0] for name, items in self._items.items() if items and self._may_begin(name)]
         if not first:
             return None
         chosen = self._choose(first)
         heapq.heappop(self._items[chosen.owner])
+        self._at_work[chosen.owner] += 1
         return chosen
 
     def end(self, owner: str, seconds: float) -> None:
         """Record that an owner's item is done, and the seconds that it took."""
+        del seconds
+        self._at_work[owner] -= 1
+
+    def _may_begin(self, owner: str) -> bool:
+        """Whether an owner's items may be taken now; that may change when any item ends."""
+        del owner
+        return True
 
     def _choose(self, first: Sequence[Queued[T]]) -> Queued[T]:
         """Choose one of the first items of all owners."""
@@ -104,20 +113,17 @@ class FairQueue(RankedQueue[T]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._at_work: Counter[str] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
     def end(self, owner: str, seconds: float) -> None:
         """Record that an owner's item is done, and the seconds that it took."""
-        self._at_work[owner] -= 1
+        super().end(owner, seconds)
         self._seconds[owner] += seconds
 
     def _choose(self, first: Sequence[Queued[T]]) -> Queued[T]:
         # The number at work comes first: seconds are known only of what has ended, and a hang would
         # not count until its deadline.
-        chosen = min(first, key=lambda each: (self._at_work[each.owner], self._seconds[each.owner]))
-        self._at_work[chosen.owner] += 1
-        return chosen
+        return min(first, key=lambda each: (self._at_work[each.owner], self._seconds[each.owner]))
 
 
 Work = tuple["Future[Any]", Callable[[], Any]]
@@ -162,20 +168,22 @@ class PriorityExecutor:
         return future
 
     def _next(self) -> None:
-        with self._lock:
-            taken = self._queue.take(_cancelled)
-        if taken is None:
-            return
-        start, (future, work) = time.monotonic(), taken.item
-        if future.set_running_or_notify_cancel():
-            try:
-                result = work()
-            except BaseException as error:  # noqa: BLE001  whoever asks for the result gets it
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-        with self._lock:
-            self._queue.end(taken.owner, time.monotonic() - start)
+        """Do work as long as some may begin: what ends may be what other work has waited for."""
+        while True:
+            with self._lock:
+                taken = self._queue.take(_cancelled)
+            if taken is None:
+                return
+            start, (future, work) = time.monotonic(), taken.item
+            if future.set_running_or_notify_cancel():
+                try:
+                    result = work()
+                except BaseException as error:  # noqa: BLE001  whoever asks for the result gets it
+                    future.set_exception(error)
+                else:
+                    future.set_result(result)
+            with self._lock:
+                self._queue.end(taken.owner, time.monotonic() - start)
 
 
 def _cancelled(work: Work) -> bool:

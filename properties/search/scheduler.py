@@ -18,7 +18,7 @@ from .ending import EndedError, Ending
 from .priority_executor import PriorityExecutor, RankedQueue, Work
 
 GRACE_SECONDS = 4.0
-"""Seconds that a run which ends early waits for the questions in progress."""
+"""Seconds that a run which ends early waits for the questions that its own workers have."""
 LAST_SECONDS = 2.0
 """Seconds that it then waits for questions whose workers were ended."""
 Lease = Callable[[], AbstractContextManager[Worker]]
@@ -52,7 +52,7 @@ class Question:
 
     Attributes:
         about: the record of the implementation.
-        ask: asks a worker, in a thread that has leased it.
+        ask: asks a place of the pool, most often a worker, in a thread that has leased it.
         take: takes the answer, in the thread of ``Scheduler.run``.
         rank: the question of the lowest rank is asked first.
     """
@@ -72,6 +72,7 @@ class Scheduler:
         pool: the workers, which the scheduler closes only where the run ends early.
         jobs: questions that are asked at a time.
         ending: the time when the run ends.
+        grace: seconds that a run which ends early waits for the questions in progress.
         beside: most threads of ``ask_beside``.
         close: ends what runs beside the workers, such as builds; called when the run ends.
         queue: orders the questions; by their rank if None.
@@ -83,12 +84,13 @@ class Scheduler:
         jobs: int,
         ending: Ending,
         *,
+        grace: float = GRACE_SECONDS,
         beside: int = 1,
         close: Callable[[], None] = lambda: None,
         queue: RankedQueue[Work] | None = None,
     ) -> None:
         self.ending = ending
-        self._pool, self._close = pool, close
+        self._pool, self._close, self._grace = pool, close, grace
         self._asking = PriorityExecutor(jobs, queue)
         # Preparing waits for compilers, which must not keep other questions from being asked.
         self._beside = PriorityExecutor(max(1, beside))
@@ -156,7 +158,7 @@ class Scheduler:
         self._close()
         # What has not begun would take a worker from what is to end within its case.
         self.withdraw()
-        self._take_for(GRACE_SECONDS)
+        self._take_for(self._grace)
         # From here on an error may be the doing of ``close``, and accuses nobody.
         self.ending.cut_off = True
         self._pool.close()

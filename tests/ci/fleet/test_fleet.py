@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import threading
+from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import CancelledError, Future
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +16,9 @@ import pytest
 from kernelproof.ci.answers.identity import plan_identity
 from kernelproof.ci.answers.journal import Journal, JournalError
 from kernelproof.ci.fleet import command
-from kernelproof.ci.fleet.fleet import Ended, Event, Fleet
-from kernelproof.ci.fleet.units import Job, Unit, UnitResult, Work, run_unit
+from kernelproof.ci.fleet.fleet import Fleet, PlaceQueue
+from kernelproof.ci.fleet.ray_machines import RayMachines
+from kernelproof.ci.fleet.units import Event, Job, Unit, UnitResult, Work, run_unit
 from kernelproof.properties.findings.cases import CaseWriter
 from kernelproof.properties.findings.ledger import Ledger
 from kernelproof.properties.findings.report import (
@@ -39,34 +42,29 @@ CLOCK = ("seconds", "build_seconds", "call_seconds", "respawns")
 LAWS = ("parity", "repeated_calls", "page_relabelling", "split_kv")
 
 
-class HereInTurn:
+class HereInTurn(RayMachines):
     """Machines that are this process, one unit at a time."""
 
     def __init__(self, chips: Sequence[str] = ("cpu",), most: int = 1_000) -> None:
         self.chips, self._most = chips, most
-        self._queue: deque[Unit] = deque()
+        self._lock = threading.Lock()
         self._events: list[Event] = []
         self.ran: list[Unit] = []
 
     def start(self, job: Job) -> None:
         self._job = job
 
-    def free(self, chip: str, node: str = "") -> int:
+    def places(self, chip: str, node: str = "") -> int:
         del chip, node
-        return 3 - len(self._queue)
+        return 1
 
-    def submit(self, units: Sequence[Unit]) -> None:
-        self._queue.extend(units)
-
-    def ended(self, seconds: float) -> list[Ended]:
-        del seconds
-        if len(self.ran) == self._most:
-            raise RuntimeError
-        if not self._queue:
-            return []
-        unit = self._queue.popleft()
-        self.ran.append(unit)
-        return [Ended(unit, self.run(unit))]
+    def carry_out(self, unit: Unit, beside: int) -> UnitResult | None:
+        del beside
+        with self._lock:
+            if len(self.ran) == self._most:
+                raise KeyboardInterrupt
+            self.ran.append(unit)
+            return self.run(unit)
 
     def run(self, unit: Unit) -> UnitResult:
         return run_unit(self._job, unit, Progress())
@@ -80,6 +78,9 @@ class HereInTurn:
 
     def leave(self, node: str) -> None:
         del node
+
+    def close(self) -> None:
+        pass
 
 
 def subject(name: str) -> str:
@@ -257,7 +258,7 @@ def test_a_report_says_what_units_took() -> None:
     fleet = Fleet(made_up_plan(), MadeUp(["sm90", "lost"]))
     fleet.execute()
     timing = fleet.timing()
-    assert timing["places"] == {"sm90": 3, "lost": 3}
+    assert timing["places"] == {"sm90": 1, "lost": 1}
     assert [each["number"] for each in timing["units"] if each["chip"] == "sm90"] == [0, 1]
     assert all(each["seconds"] >= 0 for each in timing["units"])
 
@@ -293,8 +294,8 @@ def test_units_run_on_the_machine_that_builds_their_modules() -> None:
 
 def test_what_an_interrupted_run_has_learned_is_gone_on_from(tmp_path: Path) -> None:
     plan = made_up_plan()
-    with journal_of(tmp_path, plan) as journal, pytest.raises(RuntimeError):
-        Fleet(plan, MadeUp(["a", "b"], most=3), journal).execute()
+    with journal_of(tmp_path, plan) as journal:
+        assert Fleet(plan, MadeUp(["a", "b"], most=3), journal).execute().ended == "interrupted"
     path = tmp_path / "journal.jsonl"
     path.write_bytes(path.read_bytes()[:-5])  # the third is cut off
     machines = MadeUp(["a", "b"])
@@ -328,17 +329,76 @@ def test_a_journal_of_other_machines_is_not_gone_on_from(
 
 
 class Busy(HereInTurn):
-    """Machines without room."""
+    """Machines whose units take as long as the run."""
 
-    def free(self, chip: str, node: str = "") -> int:
-        del chip, node
-        return 0
+    def __init__(self) -> None:
+        super().__init__()
+        self._over = threading.Event()
+
+    def carry_out(self, unit: Unit, beside: int) -> UnitResult | None:
+        del unit, beside
+        self._over.wait()
+        raise CancelledError
+
+    def close(self) -> None:
+        self._over.set()
 
 
-def test_what_has_not_begun_when_the_time_is_over_is_missing() -> None:
+def test_what_has_not_ended_when_the_time_is_over_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kernelproof.ci.fleet.fleet.GRACE_SECONDS", 0.1)
     report = Fleet(made_up_plan(seconds=0.1), Busy()).execute()
     assert report.ended == "time"
     assert report.implementations[0].coverage.gaps
+
+
+def test_units_that_need_a_machine_wait_for_it_and_hold_up_no_other() -> None:
+    class Two(HereInTurn):
+        def places(self, chip: str, node: str = "") -> int:
+            del chip
+            return 1 if node else 2
+
+    queue = PlaceQueue(Two(["sm90", "sm100"]))
+    for number, owner in enumerate(["sm90 a", "sm90 a", "sm90 ", "sm90 b", "sm100 b"]):
+        queue.put(owner, (number,), (Future(), lambda: None))
+
+    def taken() -> list[str]:
+        return [each.owner for each in iter(queue.take, None)]
+
+    assert taken() == ["sm90 a", "sm90 ", "sm100 b"], "two places, one of them a's"
+    queue.end("sm90 ", 1.0)
+    assert taken() == ["sm90 b"]
+    queue.end("sm90 b", 1.0)
+    assert taken() == []
+    queue.end("sm90 a", 1.0)
+    assert taken() == ["sm90 a"]
+
+
+def test_a_chip_without_machines_lets_no_run_wait() -> None:
+    class Gone(HereInTurn):
+        def places(self, chip: str, node: str = "") -> int:
+            del chip, node
+            return int(not self.ran)
+
+        def carry_out(self, unit: Unit, beside: int) -> UnitResult | None:
+            del beside
+            self.ran.append(unit)
+            return None
+
+    report = Fleet(made_up_plan(), Gone(["sm100"])).execute()
+    assert report.lost == "sm100: its last machine is gone"
+
+
+def test_a_run_that_goes_on_reports_the_first_finding_only(tmp_path: Path) -> None:
+    plan = replace(made_up_plan(), implementations=["m:made_up", "n:made_up"])
+    with journal_of(tmp_path, plan) as journal:
+        report = Fleet(plan, MadeUp(broken="parity"), journal).execute()
+    assert len(report.findings) == 2
+    machines, plan = MadeUp(broken="parity"), replace(plan, exit_first=True)
+    with journal_of(tmp_path, plan, resume=True) as journal:
+        report = Fleet(plan, machines, journal).execute()
+    assert (report.ended, len(report.findings), machines.ran) == ("found", 1, [])
 
 
 @pytest.mark.parametrize(("entry", "ended"), [(None, "found"), ("known", "")])

@@ -6,6 +6,7 @@ import platform
 import socket
 import sys
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,11 +21,10 @@ from kernelproof.ci.bump import cluster
 from kernelproof.ci.bump.command import Request
 from kernelproof.ci.console.errors import MachineError
 from kernelproof.ci.fleet import ray_machines
-from kernelproof.ci.fleet.fleet import Ended, Event
 from kernelproof.ci.fleet.ray_machines import Node, RayMachines, compilers_each, connected
 from kernelproof.ci.fleet.ray_tasks import Bus
 from kernelproof.ci.fleet.shipping import Facts
-from kernelproof.ci.fleet.units import Job, Unit
+from kernelproof.ci.fleet.units import Event, Job, Unit
 from kernelproof.properties.search.plan import Plan
 from kernelproof.properties.space.profiles import PROFILES
 
@@ -163,29 +163,46 @@ def test_what_units_say_is_not_lost_where_the_bus_is_late_or_gone(
     assert asked == ["first", "first", "second", "third"]
 
 
-def test_a_unit_submitted_as_its_chips_last_machine_dies_comes_back(ray: RayStandIn) -> None:
+def test_a_unit_that_waits_as_its_chips_last_machine_dies_comes_back(ray: RayStandIn) -> None:
     machines, unit = machines_of(ray), Unit("sm90", "m:any")
-    assert machines.free("sm90") == 4
+    assert machines.places("sm90") == 4
     ray.alive = dict.fromkeys(ray.alive, False)
-    machines.submit([unit])
-    assert machines.ended(0.0) == [Ended(unit)]
+    assert machines.carry_out(unit, 1) is None
     assert len(ray.cancelled) == 1
-    assert machines.free("sm90") < 0
+    assert machines.places("sm90") == 0
+    assert machines.carry_out(unit, 1) is None
+    assert len(ray.submitted) == 1
 
 
-def test_units_that_need_a_machine_wait_for_it_and_go_elsewhere_when_it_dies(
-    ray: RayStandIn,
-) -> None:
+def test_units_that_need_a_machine_go_elsewhere_when_it_dies(ray: RayStandIn) -> None:
     machines = machines_of(ray)
-    on_a = [Unit("sm90", "m:any", number, node="a") for number in (1, 2)]
-    machines.submit(on_a)
-    assert [each["label_selector"] for each in ray.submitted] == [{"ray.io/node-id": "in(a)"}] * 2
-    assert [machines.free("sm90", node) for node in ("a", "b", "")] == [0, 2, 2]
+    on_a = Unit("sm90", "m:any", 1, node="a")
+    assert [machines.places("sm90", node) for node in ("a", "b", "")] == [2, 2, 4]
     ray.alive["a"] = False
-    assert machines.ended(0.0) == [Ended(unit) for unit in on_a]
-    assert [machines.free("sm90", node) for node in ("a", "b", "")] == [2, 2, 2]
-    machines.submit(on_a)
+    assert machines.carry_out(on_a, 1) is None
+    assert ray.submitted[-1]["label_selector"] == {"ray.io/node-id": "in(a)"}
+    assert [machines.places("sm90", node) for node in ("a", "b", "")] == [2, 2, 2]
+    machines.close()
+    with pytest.raises(CancelledError):
+        machines.carry_out(on_a, 1)
     assert ray.submitted[-1]["label_selector"] == {"ray.io/node-id": "in(b)"}
+    assert len(ray.cancelled) == 2
+
+
+def test_a_unit_that_fails_says_why_in_a_sentence(
+    ray: RayStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class TaskError(ray.exceptions.RayError):  # type: ignore[name-defined, misc]
+        cause = ValueError("no such file\nand more")
+
+    def get(_: object) -> object:
+        raise TaskError
+
+    machines = machines_of(ray)
+    monkeypatch.setattr(ray, "wait", lambda units, **_: (units, []))
+    monkeypatch.setattr(ray, "get", get)
+    with pytest.raises(MachineError, match=r"^no such file$"):
+        machines.carry_out(Unit("sm90", "m:any"), 1)
 
 
 def test_what_one_machine_builds_no_other_of_its_chip_begins() -> None:
@@ -199,11 +216,11 @@ def test_what_one_machine_builds_no_other_of_its_chip_begins() -> None:
 
 
 def test_a_machine_has_as_many_units_at_a_time_as_are_asked_for(ray: RayStandIn) -> None:
-    assert RayMachines("cpu").free("sm90") == 4
-    assert RayMachines("cpu", 1).free("sm90") == 2
+    assert RayMachines("cpu").places("sm90") == 4
+    assert RayMachines("cpu", 1).places("sm90") == 2
     ray.gpus = 1
-    assert RayMachines("cuda", 1).free("sm90") == 2
-    assert RayMachines("cuda", 3).free("sm90") == 4  # one core each
+    assert RayMachines("cuda", 1).places("sm90") == 2
+    assert RayMachines("cuda", 3).places("sm90") == 4  # one core each
 
 
 @pytest.mark.usefixtures("ray")
