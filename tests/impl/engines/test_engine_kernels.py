@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -300,8 +301,8 @@ def test_a_kernel_of_an_engine_that_is_not_there_is_asked_little(
     assert any(each and each.code == "package" for each in asked)
 
 
-TWO_SIDED = {"causal": False, "window_left": 5, "two_sided_window": True}
-IN_FP8 = {
+TWO_SIDED: dict[str, Any] = {"causal": False, "window_left": 5, "two_sided_window": True}
+IN_FP8: dict[str, Any] = {
     "kv_cache": "float8_e4m3fn", "q_dtype": "float8_e4m3fn", "q_scale": 0.5, "k_scale": 2.0,
     "v_scale": 1.25, "head_dim_qk": 32, "head_dim_vo": 32, "page_size": 32,
 }  # fmt: skip
