@@ -58,7 +58,9 @@ from .scheduler import Lease, Question, Scheduler
 REPLAY_RANK = 0
 """Rank of stored cases and of the deck, before all laws; the laws have 1, 2, 3, ..."""
 LEAST_DEALT = 10
-"""Entries of the deck that are worth a worker of their own."""
+"""Entries of the deck that are worth a worker of their own, and fewest that are asked of one."""
+DECK_SHARE = 0.1
+"""Entries of the deck at most, as a share of the problems that all laws are to judge."""
 REPLAY_SHARE = 0.1
 """Largest share of a run under a sanitizer that goes to the replay of stored cases."""
 LATER_PROBLEMS = 20
@@ -427,9 +429,13 @@ class Run:
     # The deck
 
     def _deck_of(self, candidate: Candidate, laws: Sequence[Law]) -> list[DeckEntry]:
-        """Return the entries of the deck that laws are asked; under a sanitizer all is slow."""
+        """Return the first entries of the deck for some laws; under a sanitizer all is slow."""
         plan = self.plan
-        return entries_for(laws, candidate) if plan.deck and not plan.sanitizer else []
+        if not plan.deck or plan.sanitizer:
+            return []
+        whole = laws_planned(plan, candidate.axes.operation)
+        planned = sum(problems_of(plan, law, candidate.cost) for law in whole)
+        return entries_for(laws, candidate)[: max(LEAST_DEALT, int(DECK_SHARE * planned))]
 
     def _ask_deck(self, prepared: Prepared) -> None:
         """Ask for the deck, and then for each law; laws that a run before has ended come first."""
