@@ -32,13 +32,16 @@ from .attention_strategies import (
     metadata_problems,
 )
 from .axis_values import Axes
-from .context_parallel import (
-    CONTEXT_PARALLEL_AXES,
-    context_parallel_example,
-    context_parallel_problems,
-)
 from .floors import edges_of_experts, edges_owed_by_experts, floor_problems, long_problems
 from .longest import full_batches, longest, of_hidden_tiles, of_one_sign
+from .metadata_strategies import (
+    CONTEXT_PARALLEL_AXES,
+    SLOTS_AXES,
+    context_parallel_example,
+    context_parallel_problems,
+    slots_example,
+    slots_problems,
+)
 from .moe_axes import MOE_AXES, ROUTE_AXES, moe_example, route_example
 from .moe_strategies import (
     BATCHED_AXES,
@@ -62,7 +65,6 @@ from .simplifying import (
     simpler_paged_batch,
     simpler_values,
 )
-from .slots import SLOTS_AXES, slots_example, slots_problems
 
 
 def _as_it_is(problem: Problem, *_: object) -> Problem:

@@ -12,11 +12,12 @@ from kernelproof.reference import (
     SlotsProblem,
     build_metadata,
     map_slots,
-    materialise,
     slice_context_parallel,
 )
-from kernelproof.reference.tensors.slots import slots_of
+from kernelproof.reference.tensors.allocation import Allocator
+from kernelproof.reference.tensors.slots import slot_inputs, slots_of
 
+CPU = torch.device("cpu")
 TABLE = [[7, 2, 9], [4, 5, 6]]
 
 
@@ -115,7 +116,7 @@ def test_options_that_contradict(options: dict[str, object], message: str) -> No
 def test_a_problems_tensors() -> None:
     steps = (((1, 2, 1), (5, 2, 0)), ((3,), (3,)))
     problem = SlotsProblem(steps, page_size=2, spare_rows=2, spare_columns=1, spare_slots=3)
-    first, second = (materialise(problem, "cpu", step=step) for step in range(2))
+    first, second = (slot_inputs(problem, Allocator(CPU, 0.0), step=step) for step in range(2))
     assert first.query_start_loc.tolist() == [0, 1, 3, 4]
     assert first.positions.tolist() == [4, 0, 1, 0]
     assert first.rows[2] == -1

@@ -224,7 +224,8 @@ def test_intermediates_in_few_bits(intermediate: str) -> None:
 
 def test_weights_that_are_rounded_before_they_are_multiplied() -> None:
     kernel = replace(case(hidden=256, inter=192), arithmetic=Arithmetic(dequantized="inputs"))
-    codes, numbers = [], []
+    codes: list[Any] = []
+    numbers: list[torch.Tensor] = []
     for weights in (kernel.w13, kernel.w2):
         made = quantize_int4_groups(weights.float(), 32)
         codes.append(QuantizedMatrix(made.codes, made.scales, MatrixFormat("int4_g32")))
