@@ -31,6 +31,7 @@ from kernelproof.reference import (
     MergeProblem,
     MoEProblem,
     Problem,
+    SlotsProblem,
 )
 
 ABSENT = missing("triton", "triton")
@@ -289,6 +290,15 @@ MIXED = AttentionProblem(
 SHORT = replace(MIXED, query_lens=(1, 1, 2))
 EXPERTS = MoEProblem(num_tokens=7, hidden=16, inter=32, num_experts=4, top_k=2)
 APPENDED = replace(MIXED, operation="append_paged_kv")
+SLOTS = SlotsProblem(
+    ((((1, 30, 0), (7, 35, 0)), ((2,), (9,)))),
+    page_size=16,
+    world=2,
+    rank=1,
+    interleave=4,
+    spare_rows=1,
+    spare_slots=1030,
+)
 BY_TOKEN = replace(APPENDED, kv_cache="int8_per_token_head")
 
 
@@ -639,6 +649,8 @@ def release(request: pytest.FixtureRequest) -> Iterator[Worker]:
         ("vllm-reshape-and-cache-diffkv", replace(APPENDED, kv_cache="float8_e4m3fn")),
         ("vllm-reshape-and-cache-head-major", APPENDED),
         ("vllm-reshape-and-cache-interleaved", APPENDED),
+        ("vllm-slot-mapping", replace(SLOTS, first_page=2**29)),
+        ("vllm-slot-mappings", SLOTS),
         ("vllm-fused-moe", EXPERTS),
         ("vllm-fused-moe", replace(EXPERTS, num_tokens=1, num_experts=8)),
     ],
