@@ -92,6 +92,7 @@ class Fleet:
         self._left: list[Any] = []
         self._seconds = 0.0
         self._places = {chip: machines.places(chip) for chip in machines.chips}
+        self._lock = threading.Lock()
         self._asked: Counter[str] = Counter()
         self._units: list[dict[str, Any]] = []
         self._scheduler = Scheduler(
@@ -152,7 +153,8 @@ class Fleet:
                         known = True
                         self._take(unit, result)
         # All of them before the first begins: those of a machine share its cores.
-        self._asked.update(work.chip for work, _ in asked)
+        with self._lock:
+            self._asked.update(work.chip for work, _ in asked)
         for work, unit in asked:
             ask, take = partial(self._carried_out, unit), partial(self._take_answer, work, unit)
             self._scheduler.ask(Question(work, ask, take, (work.rank(unit),)))
@@ -169,11 +171,14 @@ class Fleet:
     def _carried_out(self, unit: Unit, machines: RayMachines) -> tuple[UnitResult | None, float]:
         """Return what a unit has learned, and the seconds that it took."""
         begun = time.monotonic()
-        return machines.carry_out(unit, self._asked[unit.chip]), time.monotonic() - begun
+        try:
+            return machines.carry_out(unit, self._asked[unit.chip]), time.monotonic() - begun
+        finally:
+            with self._lock:
+                self._asked[unit.chip] -= 1
 
     def _take_answer(self, work: Work, unit: Unit, answer: tuple[UnitResult | None, float]) -> None:
         result, seconds = answer
-        self._asked[unit.chip] -= 1
         if result is None and not self.machines.places(unit.chip):
             self._lost.setdefault(unit.chip, "its last machine is gone")
         elif result is None:
@@ -232,11 +237,20 @@ class Fleet:
     @contextmanager
     def _listening(self) -> Iterator[None]:
         """Have what units say passed on now and then, in the thread that takes answers."""
-        done = threading.Event()
+        done, taken = threading.Event(), threading.Event()
+
+        def take() -> None:
+            try:
+                self._listen()
+            finally:
+                taken.set()
 
         def listen() -> None:
+            taken.set()
             while not done.wait(TICK_SECONDS):
-                self._scheduler.post(self, self._listen)
+                if taken.is_set():  # one at a time: machines may be slower than the clock
+                    taken.clear()
+                    self._scheduler.post(self, take)
 
         listener = threading.Thread(target=listen, daemon=True)
         listener.start()

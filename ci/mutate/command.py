@@ -11,7 +11,7 @@ import click
 from ..check.engine_folders import from_option
 from ..console.choices import Choice
 from ..console.completion import implementation_names
-from ..console.errors import CONFORMING, INCOMPLETE, UsageRefusedError
+from ..console.errors import CONFORMING, INCOMPLETE, MachineError, UsageRefusedError
 from ..console.outputs import Outputs
 from ..options import JOBS, JSON, LAW
 
@@ -105,7 +105,12 @@ def mutate(
     )
     stages = ("tests",) if tests else STAGES[profile]
     with judge.journal, ended_by_signals(judge.end):
-        measured = measure(judge, stages, sample, tell, arguments)
+        try:
+            measured = measure(judge, stages, sample, tell, arguments)
+        except MachineError:
+            if not judge.ended:  # else a signal has ended what the kernel as it is does
+                raise
+            return SIGNALLED + signal_of(judge.ended)
     print_report(console(sys.stdout), measured)
     outputs.write({"--json": measured.to_json})
     if judge.ended:

@@ -173,6 +173,8 @@ class Judge:
         probe = None
         with suppress(MachineError):
             probe = vars(self._clean(stand_in, PROBE))
+        if self.ended:  # then it is not known whether the laws can judge the kernel
+            raise MachineError(self.ended)
         return Clean(lines or None, seconds=seconds, probe=probe)
 
     def _marked(self, ran: Path) -> dict[str, str]:

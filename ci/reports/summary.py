@@ -158,7 +158,7 @@ def missing_of(report: ImplementationReport) -> tuple[Gap, ...]:
     gaps = report.coverage.gaps
     named = {gap.name for gap in gaps if gap.code == "law"}
     return gaps + tuple(
-        Gap("law", law.law, "", law.judged, law.floor)
+        Gap("law", law.law, "", law.drawn, law.floor)
         for law in report.laws
         if law.incomplete and law.law not in named
     )

@@ -224,6 +224,11 @@ class LawReport:
         }
 
     @property
+    def drawn(self) -> int:
+        """Number of judged problems that are not the deck's: its floor counts only these."""
+        return self.judged - self.of_deck
+
+    @property
     def with_room_later(self) -> list[Problem]:
         """Problems that may have room once nothing else runs."""
         return [each for id_, each in self.without_room.items() if id_ not in self.too_large]
@@ -317,7 +322,7 @@ class LawReport:
 
         A law that had nothing to compare in any problem does not apply.
         """
-        if self.finding is not None or self.judged >= self.floor:
+        if self.finding is not None or self.drawn >= self.floor:
             return False
         return self.ended in EARLY or not (self.judged or self.vacuous)
 

@@ -243,9 +243,9 @@ def _of_laws(laws: Sequence[Law], reports: Sequence[LawReport]) -> list[Gap]:
             gaps.append(Gap("law", law.name, floor=law.floor))
         elif report.incomplete:
             each = report.seconds / report.judged if report.judged else None
-            left = report.floor - report.judged
+            left = report.floor - report.drawn
             seconds = None if each is None else round(each * left, 1)
-            gaps.append(Gap("law", law.name, "", report.judged, report.floor, seconds))
+            gaps.append(Gap("law", law.name, "", report.drawn, report.floor, seconds))
     return gaps
 
 

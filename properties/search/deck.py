@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from ...fixtures import DECK
@@ -20,7 +21,7 @@ from ..isolation.workers import Worker
 from ..laws import Law
 from ..space.neighbours import neighbours
 from ..verdicts.verdict import Verdict
-from ..worker.requests import DeviceLostError, refusals_of
+from ..worker.requests import DeviceLostError, HarnessError, refusals_of
 from .candidate import Candidate
 from .case_runner import CaseRunner
 
@@ -83,10 +84,12 @@ class Dealt:
         reports: what their laws have judged, by law.
         suspect: the law and the problem of the first failure, at which the rest is left to the
             laws, with its verdict; None where nothing failed.
+        error: a failure of the suite, which ended it; empty where there was none.
     """
 
     reports: dict[str, LawReport] = field(default_factory=dict)
     suspect: tuple[str, Problem, Verdict] | None = None
+    error: str = ""
 
 
 def deal(
@@ -109,37 +112,59 @@ def deal(
         confirms: whether the law confirms what fails, see ``CaseRunner``.
         judged: receives the number of problems that were judged.
         stopped: whether the run ends.
-
-    Raises:
-        HarnessError: the suite itself failed.
     """
     dealt = Dealt()
     runners: dict[str, CaseRunner] = {}
-    for entry, problem in fitted(worker, candidate, laws, entries):
-        if stopped():
-            break
-        runner = runners.get(entry.law)
-        if runner is None:
-            runner = CaseRunner(worker, candidate, laws[entry.law], judged, confirms=confirms)
-            if not runners:
+    is_new = True
+
+    def died() -> None:
+        nonlocal is_new
+        is_new = True
+
+    try:
+        for entry, problem in fitted(worker, candidate, laws, entries, died):
+            if stopped():
+                break
+            runner = runners.get(entry.law)
+            if runner is None:
+                runner = CaseRunner(worker, candidate, laws[entry.law], judged, confirms=confirms)
+                runners[entry.law], dealt.reports[entry.law] = runner, runner.report
+            if is_new:
                 runner.warm_up()
-            runners[entry.law], dealt.reports[entry.law] = runner, runner.report
-        if problem.id in runner.verdicts:
-            continue
-        try:
-            verdict = runner.judge(problem)
-        except DeviceLostError as error:
-            runner.report.lost = str(error)
-            if runner.in_hand is not None:
-                took = runner.in_hand[1]
-                runner.report.finding = Finding(candidate.name, entry.law, took, problem)
-            break
-        finally:
-            runner.report.of_deck = runner.report.judged
-        if verdict.bad:
-            dealt.suspect = entry.law, problem, verdict
-            break
+                is_new = False
+            if problem.id not in runner.verdicts and _fails(runner, problem):
+                dealt.suspect = entry.law, problem, runner.verdicts[problem.id]
+                break
+    except DeviceLostError as error:
+        runner.report.lost = str(error)
+        if runner.in_hand is not None:
+            runner.report.finding = finding_of(candidate, entry.law, *runner.in_hand, str(error))
+    except (HarnessError, RuntimeError) as error:
+        # RuntimeError: the pool was closed. What was learned until then is kept.
+        dealt.error = str(error)
     return dealt
+
+
+def _fails(runner: CaseRunner, problem: Problem) -> bool:
+    """Judge a problem; whether it fails."""
+    report, candidate, started = runner.report, runner.candidate, time.monotonic()
+    if candidate.started is None:
+        candidate.started = started
+    try:
+        return runner.judge(problem).bad
+    finally:
+        report.of_deck = report.judged
+        report.seconds += time.monotonic() - started
+
+
+def finding_of(
+    candidate: Candidate, law: str, problem: Problem, verdict: Verdict, why: str
+) -> Finding:
+    """Return what could not be judged again, with the ledger's entry if one explains it."""
+    entry = candidate.explanation(law, verdict, problem)
+    verdict = replace(verdict, message=f"{verdict.message}; then {why}")
+    found = Finding(candidate.name, law, verdict, problem)
+    return found if entry is None else replace(found, entry=entry.id)
 
 
 def fitted(
@@ -147,10 +172,18 @@ def fitted(
     candidate: Candidate,
     laws: Mapping[str, Law],
     entries: Sequence[DeckEntry],
+    died: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[DeckEntry, Problem]]:
     """Yield entries, each with the nearest problem that an implementation takes.
 
-    Entries without such a problem are left out.
+    Entries without such a problem are left out. A law finds what kills a process that is asked.
+
+    Args:
+        worker: the worker that is asked.
+        candidate: what is known of the implementation.
+        laws: laws of the entries, by name.
+        entries: entries that are fitted.
+        died: called where the question has killed the worker's process, and its successor is new.
     """
     axes = {name: candidate.axes.within(law.looks_at) for name, law in laws.items()}
     # A few at a time: the first is judged before the neighbours of the last are known.
@@ -161,13 +194,13 @@ def fitted(
             if (allowed := axes[entry.law]) is not None
         ]
         nearest = [[*itertools.islice(near, 1)] for _, near in hand]
-        taken = _first_taken(worker, candidate, nearest)
+        taken = _first_taken(worker, candidate, nearest, died)
         # Most implementations take the nearest problem: others are looked for where they do not.
         more = [
             [] if found else [*itertools.islice(near, MOST_TRIES - 1)]
             for found, (_, near) in zip(taken, hand, strict=True)
         ]
-        others = _first_taken(worker, candidate, more)
+        others = _first_taken(worker, candidate, more, died)
         for (entry, _), first, other in zip(hand, taken, others, strict=True):
             problem = first or other
             if problem is not None:
@@ -175,12 +208,12 @@ def fitted(
 
 
 def _first_taken(
-    worker: Worker, candidate: Candidate, choices: Sequence[Sequence[Problem]]
+    worker: Worker,
+    candidate: Candidate,
+    choices: Sequence[Sequence[Problem]],
+    died: Callable[[], None],
 ) -> list[Problem | None]:
-    """Return the first problem of each choice that an implementation supports, if it does any.
-
-    None of all where its process dies of the question: a law finds that it does.
-    """
+    """Return the first problem of each choice that an implementation supports, if it does any."""
     asked = [problem.to_json() for choice in choices for problem in choice]
     refusals: Iterator[Refusal | None] = iter(())
     if asked:
@@ -188,6 +221,7 @@ def _first_taken(
         request = address.request("probe", problems=asked)
         outcome = worker.run(request, address.first_deadlines)
         if outcome.status != "done" or "refusals" not in (outcome.result or {}):
+            died()
             return [None for _ in choices]
         refusals = iter(refusals_of(outcome.result or {}))
     answers = [[(problem, next(refusals)) for problem in choice] for choice in choices]

@@ -43,7 +43,7 @@ from .building import Builder, Claim, compilers
 from .candidate import Candidate
 from .causes.experiments import experiments_on
 from .coverage import Reached
-from .deck import Dealt, DeckEntry, deal, entries_for
+from .deck import Dealt, DeckEntry, deal, entries_for, finding_of
 from .drawing import SearchOptions, Suspect
 from .ending import Ending
 from .examples import examples_on
@@ -91,6 +91,7 @@ class Prepared:
         replayed: what became of those of them that were replayed, by their place.
         asked: names of the laws that were asked for.
         dealt: what laws have judged of the deck, by law, until their own report includes it.
+        suspects: what has failed in the deck, by law, until the law was searched.
     """
 
     report: ImplementationReport
@@ -102,6 +103,7 @@ class Prepared:
     replayed: dict[int, Replayed] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)
     dealt: dict[str, LawReport] = field(default_factory=dict)
+    suspects: dict[str, list[Suspect]] = field(default_factory=dict)
 
     def was_shown(self, law: str) -> bool:
         """Whether a law has found a failure in the first module already."""
@@ -293,6 +295,7 @@ class Run:
             else:
                 whole.include(early)
         if examined.prepared is not None:
+            self._complete_suspects(examined.prepared)
             reached = examined.prepared.reached
             for early in early_reports:
                 reached.include(early)
@@ -301,6 +304,14 @@ class Run:
             report.claimed_space = reached.claimed_space()
         elif judgeable:  # the run ended while it was prepared
             report.coverage = Coverage(len(laws), gaps=(Gap("law", "any law"),))
+
+    def _complete_suspects(self, prepared: Prepared) -> None:
+        """Report what has failed in the deck under laws that the end has kept from beginning."""
+        for law in prepared.report.laws:
+            suspects = prepared.suspects.get(law.law)
+            if suspects and (law.finding is None or law.finding.entry):
+                why = "the run ended before it was judged again"
+                law.finding = finding_of(prepared.candidate, law.law, *suspects[0], why)
 
     # The preparation
 
@@ -433,9 +444,12 @@ class Run:
         plan = self.plan
         if not plan.deck or plan.sanitizer:
             return []
-        whole = laws_planned(plan, candidate.axes.operation)
+        # Of all laws: a run that is resumed, or a unit of a fleet, asks its part of the same ones.
+        whole = laws_planned(replace(plan, part=None), candidate.axes.operation)
         planned = sum(problems_of(plan, law, candidate.cost) for law in whole)
-        return entries_for(laws, candidate)[: max(LEAST_DEALT, int(DECK_SHARE * planned))]
+        entries = entries_for(whole, candidate)[: max(LEAST_DEALT, int(DECK_SHARE * planned))]
+        names = {law.name for law in laws}
+        return [entry for entry in entries if entry.law in names]
 
     def _ask_deck(self, prepared: Prepared) -> None:
         """Ask for the deck, and then for each law; laws that a run before has ended come first."""
@@ -447,7 +461,8 @@ class Run:
                 again = partial(self._take_law, prepared, kept=True)
                 self._scheduler.ask_beside(prepared.report, partial(_known, found), again)
         if any(found and self._is_enough(found) for found in known.values()):
-            self.ending.ended = FOUND  # what is known ends the run, and no other law begins
+            # What is known ends the run, and no other law begins.
+            self.ending.ended = self.ending.ended or FOUND
             return
         left = [law for law in prepared.laws if law.name not in prepared.asked]
         entries = self._deck_of(prepared.candidate, left)
@@ -469,19 +484,15 @@ class Run:
     def _deal(self, prepared: Prepared, entries: Sequence[DeckEntry], worker: Worker) -> Dealt:
         """Judge entries of the deck; a failure of the suite in them leaves the laws to be run."""
         candidate = prepared.candidate
-        try:
-            dealt = deal(
-                worker,
-                candidate,
-                {law.name: law for law in prepared.laws},
-                entries,
-                confirms=self.plan.confirm,
-                judged=partial(self._judged, candidate.name),
-                stopped=self.ending.stopped,
-            )
-        except HarnessError as error:
-            prepared.report.fail(error)
-            return Dealt()
+        dealt = deal(
+            worker,
+            candidate,
+            {law.name: law for law in prepared.laws},
+            entries,
+            confirms=self.plan.confirm,
+            judged=partial(self._judged, candidate.name),
+            stopped=self.ending.stopped,
+        )
         if any(each.lost for each in dealt.reports.values()):
             self.ending.stop()  # here: the thread that takes answers may be too late
         return dealt
@@ -495,9 +506,14 @@ class Run:
             prepared.dealt[name] = report
             if report.lost:
                 raise DeviceLostError(report.lost)
-        if dealt.suspect is not None and dealt.suspect[0] not in prepared.asked:
-            law = next(law for law in prepared.laws if law.name == dealt.suspect[0])
-            self._ask_law(prepared, law, REPLAY_RANK, suspect=dealt.suspect[1:])
+        if dealt.error and not self.ending.cut_off:  # else its worker was ended
+            prepared.report.fail(RuntimeError(dealt.error))
+        if dealt.suspect is not None:
+            name, *suspect = dealt.suspect
+            prepared.suspects.setdefault(name, []).append((suspect[0], suspect[1]))
+            if name not in prepared.asked:
+                law = next(law for law in prepared.laws if law.name == name)
+                self._ask_law(prepared, law, REPLAY_RANK, suspect=prepared.suspects[name][0])
         if len(ended) == parts:
             self._ask_laws(prepared)
 
@@ -607,7 +623,7 @@ class Run:
 
     def _take_law(self, prepared: Prepared, found: LawReport, *, kept: bool = False) -> None:
         """Take what a law has found in all modules, in this run or in the one before it."""
-        if kept and self._is_enough(found) and self.ending.asked:  # at another finding
+        if kept and self._is_enough(found) and self.ending.asked == FOUND:  # at another finding
             return
         if not kept and (dealt := prepared.dealt.pop(found.law, None)):
             found.include(dealt)
@@ -622,8 +638,9 @@ class Run:
         if found.finding is None:
             if found.with_room_later:
                 self._without_room.append((prepared, found))
-            if found.ended == "time" and found.judged < found.floor:
+            if found.ended == "time" and found.drawn < found.floor:
                 self._below_floor.append((prepared, found))
+        self._look_at_suspects(prepared, found)
         if self.plan.part is None:  # else the whole is measured by them
             found.forget(all_of_them=found.finding is None and not shown)
         self._take_finding(prepared, found, shown=shown)
@@ -632,6 +649,18 @@ class Run:
         self.progress.law_done(report, found)
         if len(report.laws) == len(names):
             self._ask_last(prepared)
+
+    def _look_at_suspects(self, prepared: Prepared, found: LawReport) -> None:
+        """Ask for what other parts of the deck have seen fail, where the law has found nothing.
+
+        Its search began with the first of them, which may be a known failure, or pass now.
+        """
+        suspects = prepared.suspects.pop(found.law, [])[1:]
+        if suspects and (found.finding is None or found.finding.entry):
+            if self.ending.stopped():
+                prepared.suspects[found.law] = suspects
+            else:
+                self._ask_again(prepared, found, [problem for problem, _ in suspects])
 
     def _take_finding(self, prepared: Prepared, found: LawReport, *, shown: bool = False) -> None:
         """Report what a law has found, once its report is among the implementation's.
@@ -681,7 +710,7 @@ class Run:
             self._ask_again(prepared, found, found.with_room_later)
             return
         for prepared, found in self._below_floor:
-            if found.judged < found.floor and found.finding is None:
+            if found.drawn < found.floor and found.finding is None:
                 self._ask_again(prepared, found)
         self._below_floor.clear()
 
@@ -691,7 +720,7 @@ class Run:
         """Ask for what a law has left: problems that had no room, or else further ones."""
         law = next(law for law in prepared.laws if law.name == found.law)
         # Another seed: those of the run's own were judged.
-        seed, missing = self.report.seed, found.floor - found.judged
+        seed, missing = self.report.seed, found.floor - found.drawn
         options = SearchOptions(
             self.plan.profile,
             seed if again else seed + 1,

@@ -180,7 +180,8 @@ class Scheduler:
         except Empty:
             return
         event()
-        while not self._events.empty():
+        # Those that are there: more may come as fast as they are taken, and the end is due.
+        for _ in range(self._events.qsize()):
             self._events.get()()
 
     def _expect(self, future: Future[Any], about: Asked, take: Callable[[Any], None]) -> None:

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from kernelproof.fixtures import DECK
-from kernelproof.properties.findings.report import LawReport, RunReport
+from kernelproof.properties.findings.report import ImplementationReport, LawReport, RunReport
 from kernelproof.properties.laws import find_law, laws_of
 from kernelproof.properties.search import deck
 from kernelproof.properties.search.candidate import Candidate
 from kernelproof.properties.search.deck import MOST_ENTRIES, DeckEntry, load_deck
 from kernelproof.properties.search.engine import Kept, Run
 from kernelproof.properties.search.plan import Plan
+from kernelproof.properties.search.progress import Progress
 from kernelproof.properties.space.axes import Axes, all_axes
 from kernelproof.properties.space.neighbours import may_be_drawn
 from kernelproof.properties.space.operations import OPERATIONS
@@ -133,9 +134,43 @@ def test_the_deck_keeps_to_the_part_of_the_space_that_is_asked_for(
     assert failing.id not in judged["parity"]
 
 
+class EndsAt(Progress):
+    """Ends a run once some problems were judged."""
+
+    def __init__(self, problems: int) -> None:
+        self._left = problems
+        self.run: Run | None = None
+
+    def judged(self, name: str, count: int) -> None:
+        del name
+        self._left -= count
+        if self._left <= 0:
+            assert self.run is not None
+            self.run.ending.end("terminated")
+
+
+def ended_at(problems: int, name: str, laws: tuple[str, ...] = LAWS) -> ImplementationReport:
+    progress = EndsAt(problems)
+    plan = Plan([f"{SUBJECTS}:{name}"], TINY, laws=laws, jobs=1, deck=True)
+    progress.run = Run(plan, progress)
+    report = progress.run.execute()
+    assert report.ended == "terminated"
+    return report.implementations[0]
+
+
 def test_a_run_that_is_cut_off_counts_what_was_dealt() -> None:
-    report, _ = execute("merges", deck=True, seconds=0.0)
-    assert report.judged == report.implementations[0].of_deck
+    report = ended_at(3, "merges")
+    assert 3 <= report.judged == report.of_deck
+    assert {law.verdict for law in report.laws} == {"INCOMPLETE"}, "the deck is no law's floor"
+
+
+def test_a_failure_is_not_lost_where_its_law_never_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = AttentionProblem(query_lens=(2, 1), seq_lens=(9, 30), seed=5)
+    monkeypatch.setattr(deck, "load_deck", lambda _: of("parity", failing))
+    [law] = ended_at(1, "wrong_from_five", ("parity",)).laws
+    assert law.finding is not None
+    assert law.finding.problem == failing
+    assert law.finding.verdict.message.endswith("then the run ended before it was judged again")
 
 
 def test_an_implementation_that_dies_of_the_question_is_left_to_the_laws() -> None:

@@ -14,7 +14,6 @@ import pytest
 
 from kernelproof.properties.findings.report import INTERRUPTED, TIME
 from kernelproof.properties.gating.trials import Tried
-from kernelproof.properties.search import scheduler as scheduling
 from kernelproof.properties.search.ending import TICK_SECONDS, Ending
 from kernelproof.properties.search.scheduler import Question, Scheduler
 from kernelproof.properties.worker.requests import DeviceLostError, HarnessError
@@ -113,12 +112,10 @@ def test_an_end_is_noted_however_late_the_run_sees_it(pool: Any) -> None:  # noq
 def test_what_is_in_progress_at_the_end_is_waited_for_and_then_cut_off(
     pool: Any,  # noqa: ANN401
     why: str,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(scheduling, "GRACE_SECONDS", 0.2)
     ending = Ending(0.0 if why == TIME else 600.0)
     closed = list[str]()
-    asked = Scheduler(pool, 2, ending, close=partial(closed.append, "builds"))
+    asked = Scheduler(pool, 2, ending, grace=0.2, close=partial(closed.append, "builds"))
     about, taken = About("a"), list[object]()
 
     def never_ends(_: object) -> None:
