@@ -85,11 +85,13 @@ class Dealt:
         suspect: the law and the problem of the first failure, at which the rest is left to the
             laws, with its verdict; None where nothing failed.
         error: a failure of the suite, which ended it; empty where there was none.
+        lost: why the device is gone; empty where it is there.
     """
 
     reports: dict[str, LawReport] = field(default_factory=dict)
     suspect: tuple[str, Problem, Verdict] | None = None
     error: str = ""
+    lost: str = ""
 
 
 def deal(
@@ -115,6 +117,7 @@ def deal(
     """
     dealt = Dealt()
     runners: dict[str, CaseRunner] = {}
+    runner: CaseRunner | None = None
     is_new = True
 
     def died() -> None:
@@ -136,9 +139,10 @@ def deal(
                 dealt.suspect = entry.law, problem, runner.verdicts[problem.id]
                 break
     except DeviceLostError as error:
-        runner.report.lost = str(error)
-        if runner.in_hand is not None:
-            runner.report.finding = finding_of(candidate, entry.law, *runner.in_hand, str(error))
+        dealt.lost = str(error)
+        if runner is not None and runner.in_hand is not None:
+            law, report = runner.law.name, runner.report
+            report.finding = finding_of(candidate, law, *runner.in_hand, dealt.lost)
     except (HarnessError, RuntimeError) as error:
         # RuntimeError: the pool was closed. What was learned until then is kept.
         dealt.error = str(error)

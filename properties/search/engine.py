@@ -493,7 +493,7 @@ class Run:
             judged=partial(self._judged, candidate.name),
             stopped=self.ending.stopped,
         )
-        if any(each.lost for each in dealt.reports.values()):
+        if dealt.lost:
             self.ending.stop()  # here: the thread that takes answers may be too late
         return dealt
 
@@ -504,16 +504,17 @@ class Run:
             if name in prepared.dealt:
                 report.include(prepared.dealt[name])
             prepared.dealt[name] = report
-            if report.lost:
-                raise DeviceLostError(report.lost)
+        if dealt.lost:
+            raise DeviceLostError(dealt.lost)
         if dealt.error and not self.ending.cut_off:  # else its worker was ended
             prepared.report.fail(RuntimeError(dealt.error))
         if dealt.suspect is not None:
-            name, *suspect = dealt.suspect
-            prepared.suspects.setdefault(name, []).append((suspect[0], suspect[1]))
+            name, problem, verdict = dealt.suspect
+            suspect = problem, verdict
+            prepared.suspects.setdefault(name, []).append(suspect)
             if name not in prepared.asked:
                 law = next(law for law in prepared.laws if law.name == name)
-                self._ask_law(prepared, law, REPLAY_RANK, suspect=prepared.suspects[name][0])
+                self._ask_law(prepared, law, REPLAY_RANK, suspect=suspect)
         if len(ended) == parts:
             self._ask_laws(prepared)
 
