@@ -14,6 +14,7 @@ from ..reference import (
 from ..reference.formats.cache_elements import CACHE_FEATURES, SCALE_LAYOUTS
 from ..reference.moe.weights import WEIGHT_FORMATS
 from ..reference.problems.cache_names import layout_of
+from ..reference.tensors.slots import PAGES
 
 LATER_ACTIVATIONS = ("swiglu_step", "situ", "geglu1")
 """Activations that are drawn only where named: kernels were written before they were here."""
@@ -78,6 +79,8 @@ INF_MARKS = "inf_marks_empty"
 """Feature of merging states of no keys whose lse is inf."""
 FAR_SLOTS = "far_slots"
 """Feature of mapping slots that do not fit into int32."""
+INT32_SLOTS = 2**31
+"""Slots that int32 can count."""
 ALGEBRA = "float64_algebra"
 """Feature of a Triton kernel that is the operation's in float64, without what hides a rounding."""
 FEATURES = (
@@ -206,7 +209,8 @@ def drawn_features(problem: Problem) -> list[str]:
     if isinstance(problem, BatchedMoEProblem):
         return _of_experts(problem.rows)
     if isinstance(problem, SlotsProblem):
-        return [FAR_SLOTS] if problem.first_page else []
+        last = (problem.first_page + PAGES) * problem.page_size
+        return [FAR_SLOTS] if last > INT32_SLOTS else []
     return _of_merging(problem) if isinstance(problem, MergeProblem) else []
 
 

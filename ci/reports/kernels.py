@@ -66,7 +66,7 @@ def shared_kernels(reports: Sequence[ImplementationReport]) -> Iterator[str]:
     for file, count in of.items():
         text = kernels_text([each for each in functions if each.file == file])
         if count > 1 and text:
-            yield f"{Path(file).name}, {count} implementations together: {text}"
+            yield f"{_short(file)}, {count} implementations together: {text}"
 
 
 def kernel_sources(reports: Sequence[ImplementationReport]) -> list[tuple[str, str, list[Source]]]:

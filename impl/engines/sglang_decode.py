@@ -31,6 +31,7 @@ def _refusal(problem: AttentionProblem, target: Target) -> Refusal | str | None:
     return first_reason(
         (any(t != 1 for t in problem.query_lens), "decoding has one query a request"),
         (problem.empty_requests, "a request without keys is NaN: the new token is one"),
+        (problem.empty_batch, "engines make no call without a token"),
         (problem.window_left >= 0, "SGLang gives the kernel the window's keys only"),
     ) or sglang.bias_refusal(problem, FILE) or sglang.pool_refusal(problem) \
         or unavailable(FILE, target)  # fmt: skip

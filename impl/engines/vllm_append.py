@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Hashable
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from ...reference import AttentionProblem
 from ...reference.tensors.inputs import AppendInputs
 from ..targets.target import Target
 from .claims import as_bytes, by_slots, wrong_here
-from .sources import implementation, known, load, missing_file, says, unavailable
+from .sources import implementation, known, load, missing_file, says, source_of, unavailable
 from .vllm_attention import BY_TOKEN
 from .vllm_stubs import stubs
 
@@ -98,7 +99,16 @@ def _supports_rows(problem: AttentionProblem, target: Target) -> bool | str:
         return missing_file(FILE) or "this release has no rows of keys and values"
     if problem.kv_element == "float8_e5m2":
         return "vLLM's Triton caches hold e4m3 where e5m2 is asked for"
+    if problem.kv_layout == "HND" and not _rows_have_strides():
+        return "this release writes heads that lie one after another only"
     return wrong_here(target, problem.kv_cache) or unavailable(FILE, target) or True
+
+
+def _rows_have_strides() -> bool:
+    """Whether the release's kernel of rows takes the stride of heads, as its others do."""
+    file = source_of(FILE)
+    signature = r"def reshape_and_cache_kernel_flash_diffkv\([^)]*\bhead_stride\b"
+    return file is not None and re.search(signature, file.read_text(encoding="utf-8")) is not None
 
 
 @writer(name="vllm-reshape-and-cache-diffkv", supports=_supports_rows)

@@ -34,7 +34,7 @@ DESCRIBED = 16
 """Bytes of which a row that a tensor descriptor describes is a multiple."""
 NOT_YET = dict.fromkeys(
     ("use_w8a16", "use_int8_w8a16"),
-    "vllm/model_executor/layers/fused_moe/experts/fused_batched_moe.py:798",
+    "vllm/model_executor/layers/fused_moe/experts/fused_batched_moe.py:798 of vllm 0.33.0",
 )
 """Flags of int8 weights beside numbers, which vLLM's assertion keeps from its batched experts."""
 FP8 = ("fp8_tensor", "fp8_channel", "fp8_block")

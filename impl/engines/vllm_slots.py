@@ -11,7 +11,7 @@ from ...reference.tensors.slots import SlotInputs
 from ..gpu.triton_interpreter import scalar_conditions
 from ..targets.refusal import Refusal
 from ..targets.target import Target
-from .sources import implementation, load, unavailable
+from .sources import implementation, load, missing_file, says, unavailable
 from .vllm_stubs import stubs
 
 ONE_TABLE = "vllm.v1.worker.block_table"
@@ -21,7 +21,14 @@ BLOCK = 1024
 """Tokens a block, as both callers launch their kernels."""
 
 
+def _of_sixteen(number: int) -> tuple[bool, bool]:
+    """Return what Triton compiles another kernel for: whether a number is 1, a multiple of 16."""
+    return number == 1, number % 16 == 0
+
+
 def _supports_one(problem: SlotsProblem, target: Target) -> Refusal | str | bool:
+    if not says(ONE_TABLE, "ComputeSlotMappingKernel") or says(ONE_TABLE, "BLOCKS_PER_KV_BLOCK"):
+        return missing_file(ONE_TABLE) or "this release's kernel takes other arguments"
     for query_lens, seq_lens in problem.steps:
         if any(t and not s for t, s in zip(query_lens, seq_lens, strict=True)):
             return "requests that fill up a batch have no tokens, and rows of their own"
@@ -29,7 +36,13 @@ def _supports_one(problem: SlotsProblem, target: Target) -> Refusal | str | bool
 
 
 def _compile_key(problem: SlotsProblem) -> Hashable:
-    return problem.page_size, problem.world, problem.rank, problem.interleave
+    group = problem.page_size, problem.world, problem.rank, problem.interleave
+    return *group, _of_sixteen(problem.columns)
+
+
+def _key_of_groups(problem: SlotsProblem) -> Hashable:
+    group = problem.world, problem.interleave, _of_sixteen(problem.rank)
+    return *group, _of_sixteen(problem.num_slots)
 
 
 @implementation(
@@ -66,6 +79,9 @@ def one_table(inputs: SlotInputs) -> torch.Tensor:
 
 
 def _supports_groups(_: SlotsProblem, target: Target) -> Refusal | str | bool:
+    known = says(GROUPS, "slot_mapping_enabled") and says(GROUPS, "dcp_sharded")
+    if not known or says(GROUPS, "group_cp_sizes"):
+        return missing_file(GROUPS) or "this release's kernel takes other arguments"
     return unavailable(GROUPS, target) or True
 
 
@@ -75,7 +91,7 @@ def _supports_groups(_: SlotsProblem, target: Target) -> Refusal | str | bool:
     provider="vllm",
     supports=_supports_groups,
     # Not far_slots: page ids and sizes are multiplied in int32.
-    compile_key=lambda problem: (problem.world, problem.interleave),
+    compile_key=_key_of_groups,
     build_ahead="cuda",
     build_minutes=0.02,
     build_compilers=1,
@@ -110,5 +126,8 @@ def groups(inputs: SlotInputs) -> torch.Tensor:
             PAD_ID=PAD_SLOT,
             TRITON_BLOCK_SIZE=BLOCK,
         )
+    if (mappings[0] != PAD_SLOT).any():
+        message = "the group of recurrent state, which has no slots, was given some"
+        raise RuntimeError(message)
     inputs.slot_mapping.copy_(mappings[1])
     return inputs.slot_mapping

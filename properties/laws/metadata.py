@@ -50,6 +50,10 @@ def _tensor(name: str, result: object) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
+def _itself(result: object) -> torch.Tensor | None:
+    return result if isinstance(result, torch.Tensor) else None
+
+
 def _part(name: str, result: object) -> object:
     return getattr(result, name, None)
 
@@ -223,9 +227,10 @@ def _mapped(subject: Subject, problem: SlotsProblem, inputs: SlotInputs) -> torc
         Stop: it is no tensor of int64 with an entry for each of the buffer's.
     """
     result = subject.call(problem, inputs)
-    if not isinstance(result, torch.Tensor):
+    value = subject.read(_itself, result)
+    if value is None:
         raise Stop(fail("shape", f"the result is a {type(result).__name__}, not a tensor"))
-    found = subject.usable(SLOT_MAPPING, result)
+    found = subject.usable(SLOT_MAPPING, value)
     if found.dtype != torch.int64:
         raise Stop(fail("dtype", f"{SLOT_MAPPING} is {found.dtype}, not int64"))
     wanted = tuple(inputs.slot_mapping.shape)

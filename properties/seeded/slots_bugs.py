@@ -125,7 +125,7 @@ def one_page_for_a_chunk(inputs: SlotInputs) -> torch.Tensor:
 
 @seeded(BUGS, SLOTS, "slots_parts")
 def remembered_by_position(inputs: SlotInputs) -> torch.Tensor:
-    """Look up a page once for all requests whose new tokens begin at one position."""
+    """Look up the page of first new tokens once for all requests that begin at one position."""
     pages: dict[int, int] = {}
     slots, positions = mapped(inputs), inputs.positions.tolist()
     for start, end in pairwise(inputs.query_start_loc.tolist()):

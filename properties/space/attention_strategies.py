@@ -180,7 +180,7 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
     verify = draw(_verify(axes, fields, per_request))
     if verify and (tree := draw(_tree(axes, fields))):
         fields |= {"tree": tree, **NO_MASK, "spans": "", "spans_in_window": False}
-    if axes.operation == "append_paged_kv" and count > 1 and draw(sampled((False, False, True))):
+    if axes.operation == "append_paged_kv" and count > 1 and draw(sampled((False, True))):
         axes = _of_decodes(axes)
     # An empty batch draws a request all the same: it is not to be simpler than a batch of one.
     if verify:

@@ -66,6 +66,17 @@ class SlotsProblem(BaseProblem):
                     refuse(name, step, "query_lens of at most as many tokens as a request has keys")
 
     @property
+    def columns(self) -> int:
+        """Entries of each row of the block table."""
+        keys = max((s for _, seq_lens in self.steps for s in seq_lens), default=0)
+        return -(-keys // (self.page_size * self.world)) + self.spare_columns
+
+    @property
+    def num_slots(self) -> int:
+        """Entries of the buffer."""
+        return max(sum(query_lens) for query_lens, _ in self.steps) + self.spare_slots
+
+    @property
     def exact(self) -> bool:
         """Integers are always compared bitwise."""
         return True

@@ -25,7 +25,7 @@ class SlotInputs:
         query_start_loc: [R + 1] int32; request i owns tokens ``[i]`` to ``[i + 1]``.
         positions: [tokens] int64, the place of each token in its request.
         rows: [R] int32, the row of each request in the block table; -1 where it has no pages.
-        block_table: [rows, pages] int32; entries that no key lies in are garbage.
+        block_table: [rows, pages] int32; entries that no new token lies in are garbage.
         slot_mapping: [slots] int64, the buffer that is written, whole; what it holds before is
             garbage, or what an earlier batch left there.
         page_size: tokens a page of one rank.
@@ -51,8 +51,7 @@ def slot_inputs(problem: SlotsProblem, home: Allocator, *, step: int = 0) -> Slo
     """Make the tensors of one call of ``map_slots``, that of a step."""
     query_lens, seq_lens = problem.steps[step]
     requests, size = len(seq_lens), problem.page_size * problem.world
-    columns = max((-(-s // size) for _, keys in problem.steps for s in keys), default=0)
-    columns += problem.spare_columns
+    columns = problem.columns
     height = max(len(keys) for _, keys in problem.steps) + problem.spare_rows
     numbers = torch.arange(height)
     # Rows that requests got as they came: a permutation, by hash, another one each step.
@@ -65,9 +64,9 @@ def slot_inputs(problem: SlotsProblem, home: Allocator, *, step: int = 0) -> Slo
     garbage = bits(stream(problem.seed, f"garbage {step}"), numbers, columns).to(torch.int32)
     is_used = torch.arange(columns).unsqueeze(0) < used.unsqueeze(1)
     places = [range(s - t if s else 0, s or t) for t, s in zip(query_lens, seq_lens, strict=True)]
-    most = max(sum(tokens) for tokens, _ in problem.steps) + problem.spare_slots
     # Beyond all slots: what an earlier batch may have left there is for a law to say.
-    before = 2**40 + bits(stream(problem.seed, f"buffer {step}"), torch.arange(1), most).flatten()
+    garbage_key, row = stream(problem.seed, f"buffer {step}"), torch.arange(1)
+    before = 2**40 + bits(garbage_key, row, problem.num_slots).flatten()
     integers = home.place_integers({
         "query_start_loc": torch.tensor([0, *accumulate(query_lens)], dtype=torch.int32),
         "rows": rows.to(torch.int32),

@@ -134,6 +134,7 @@ OTHERS = {
     "append_paged_scaled",
     "materialise",  # of a problem
     "problem_from_json",
+    "map_slots",  # of integers, which it brings to the host
     "slice_context_parallel",  # of metadata, as the next
     "slice_phases",
     "unit_roundoff",  # of a dtype

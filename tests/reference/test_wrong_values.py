@@ -23,6 +23,7 @@ from kernelproof.reference import (
     MetadataProblem,
     MoEProblem,
     RouteProblem,
+    SlotsProblem,
     append_paged_kv,
     build_metadata,
     paged_attention,
@@ -75,7 +76,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         kind.__name__: (kind, {})
         for kind in (
             Arithmetic, AttentionProblem, BatchedMoEProblem, ContextParallelProblem, MergeProblem,
-            MetadataProblem, MoEProblem, RouteProblem,
+            MetadataProblem, MoEProblem, RouteProblem, SlotsProblem,
         )
     },
 }  # fmt: skip

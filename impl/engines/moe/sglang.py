@@ -52,7 +52,7 @@ DESCRIBED = 16
 """Bytes of which a row that a tensor descriptor describes is a multiple."""
 LORA = dict.fromkeys(
     ("FUSE_ADD_TO_OUTPUT", "MASK_OUTPUT"),
-    "sglang/srt/layers/moe/moe_runner/triton_utils/fused_moe.py:911",
+    "sglang/srt/layers/moe/moe_runner/triton_utils/fused_moe.py:911 of sglang 0.5.23",
 )
 """Flags of outputs that are added to those of another call, which only LoRA's own calls set."""
 SMALL = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 4}
@@ -258,13 +258,14 @@ def _multiplied(
         local = torch.where((local >= 0) & (local < codes_of(inputs.w13).shape[0]), local, -1)
         blocks = _blocks(local, config, inputs)
         call = _Call(kernels, inputs, local, blocks, config, flags, in_order)
-        first = call.product((hidden, _rows(inputs)), inputs.w13, inputs.w13_bias, first=True)
-        middle = rows(call.activated(first.flatten(0, -2)))
-        second = call.product(middle, inputs.w2, inputs.w2_bias, first=False)
+        try:
+            first = call.product((hidden, _rows(inputs)), inputs.w13, inputs.w13_bias, first=True)
+            middle = rows(call.activated(first.flatten(0, -2)))
+            second = call.product(middle, inputs.w2, inputs.w2_bias, first=False)
+        finally:  # descriptors by address: the next problem's weights may have the same
+            getattr(kernels, "clear_b_tma_desc_cache", lambda: None)()
         out = torch.full_like(second[:, 0], torch.nan)
         kernels.moe_sum_reduce_triton(second, out, inputs.routed_scaling_factor)
-        if in_order:
-            kernels.clear_b_tma_desc_cache()
     return out
 
 

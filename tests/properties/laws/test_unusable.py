@@ -28,6 +28,7 @@ from kernelproof.reference import (
     MoEProblem,
     Problem,
     RouteProblem,
+    SlotsProblem,
 )
 from kernelproof.reference.operations import OPERATIONS
 
@@ -39,6 +40,7 @@ PROBLEMS: tuple[Problem, ...] = (
     AttentionProblem("append_paged_kv", (2, 3), (5, 3), page_size=4),
     MetadataProblem(),
     ContextParallelProblem(),
+    SlotsProblem(),
     RouteProblem(4, 16, 2),
     MoEProblem(),
     BatchedMoEProblem(counts=(2, 1), most_rows=3),
@@ -231,6 +233,7 @@ def test_a_result_whose_own_methods_raise_is_a_crash_that_says_so(problem: Probl
     pair = problem.operation not in (
         "build_metadata",
         "slice_context_parallel",
+        "map_slots",
         "moe",
         "batched_moe",
     )

@@ -44,6 +44,7 @@ from kernelproof.reference import (
     MoEProblem,
     Problem,
     RouteProblem,
+    SlotsProblem,
 )
 from kernelproof.reference.operations import OPERATIONS
 
@@ -109,6 +110,7 @@ TRIED: dict[str, Problem] = {
     "merge_state": MergeProblem(num_states=3),
     "build_metadata": MetadataProblem(),
     "slice_context_parallel": ContextParallelProblem(),
+    "map_slots": SlotsProblem((((1, 2), (3, 5)), ((1,), (1,))), world=2),
     "route": RouteProblem(num_tokens=3, num_experts=8),
     "moe": MoEProblem(num_tokens=3),
     "batched_moe": BatchedMoEProblem(counts=(2, 1), most_rows=3),
