@@ -52,10 +52,12 @@ def total_and_deterministic(feature: Feature, target: Target, book: RuleBook) ->
     must(decision.status in ("supported", "refused", "unknown"))
     must(decision.reason)
     must(decision == decide(feature, target, book=replace(book)))
+    rule = book.find(decision.rule)
     if decision.status == "unknown":
-        must(not decision.rule)
+        # Where a rule is named, it refuses a release that a development release may be like.
+        doubted = rule is not None and rule.effect == "refuse"
+        must(not decision.rule or (doubted and any(_near(rule, feature, target, book))))
     else:
-        rule = book.find(decision.rule)
         if rule is None:
             raise BrokenLawError(decision.rule)
         must(rule.effect == {"supported": "allow", "refused": "refuse"}[decision.status])
@@ -171,16 +173,38 @@ def defined_status(feature: Feature, target: Target, book: RuleBook) -> str:
     holding = [rule for rule in book.rules if holds(rule, feature, target, book)]
     if any(rule.effect == "refuse" for rule in holding):
         return "refused"
-    known = feature.backend not in FLASHINFER_BACKENDS or _within_book(target, book)
-    return "supported" if known and holding else "unknown"
+    releases = _releases(target, book)
+    refusals = [rule for rule in book.rules if rule.effect == "refuse"]
+    # A release that decides itself was asked above.
+    if len(releases) > 1 and any(any(_near(rule, feature, target, book)) for rule in refusals):
+        return "unknown"
+    known = feature.backend not in FLASHINFER_BACKENDS or releases
+    allowed = any(all(_near(rule, feature, target, book)) for rule in holding)
+    return "supported" if known and allowed else "unknown"
 
 
-def _within_book(target: Target, book: RuleBook) -> bool:
-    """Whether FlashInfer is there, in a version between the first and the last known."""
-    if target.flashinfer is None:
-        return False
-    versions = [_read(each) for each in book.versions]
-    return not versions or min(versions) <= _read(target.flashinfer) <= max(versions)
+def _releases(target: Target, book: RuleBook) -> list[str]:
+    """Return the known releases by which FlashInfer's is decided, the last one its own."""
+    if target.flashinfer is None or not book.versions:
+        return [] if target.flashinfer is None else [target.flashinfer]
+    number, _, day = _read(target.flashinfer).public.partition(".dev")
+    own = [each for each in book.versions if _read(each) == _read(number)]
+    before = [each for each in book.versions if _read(each) < _read(number)]
+    if not day:
+        return own
+    return [max(before, key=_read), *own] if own and before else []
+
+
+def _near(rule: Rule, feature: Feature, target: Target, book: RuleBook) -> list[bool]:
+    """Return whether a rule holds with each known release by which FlashInfer's is decided.
+
+    A development release is decided by the release before it and by its own; by its own alone where
+    it is from the day of the rule's fix on.
+    """
+    releases = _releases(target, book)
+    if rule.is_fixed_in(target.flashinfer):
+        releases = releases[-1:]
+    return [holds(rule, feature, replace(target, flashinfer=each), book) for each in releases]
 
 
 def holds(rule: Rule, feature: Feature, target: Target, book: RuleBook) -> bool:
@@ -192,8 +216,11 @@ def holds(rule: Rule, feature: Feature, target: Target, book: RuleBook) -> bool:
     for name, wanted in rule.when.items():
         if not _meets(getattr(feature, name), wanted):
             return False
-    hashes = dict(book.versions.get(target.flashinfer or "", {}))
-    hashes.update(dict(target.artifacts))
+    hashes: dict[str, str] = {}
+    if rule.artifacts:
+        known = _releases(target, book)
+        hashes.update(book.artifacts_of(known[0] if len(known) == 1 else target.flashinfer))
+        hashes.update(target.artifacts)
     by_hash = bool(rule.artifacts) and all(name in hashes for name in rule.artifacts)
     if by_hash and not all(hashes[n].startswith(start) for n, start in rule.artifacts.items()):
         return False

@@ -260,10 +260,11 @@ class TestReplaying:
         submit = PriorityExecutor.submit
 
         def noted(
-            self: PriorityExecutor, work: Callable[[], Any], rank: int, owner: str
+            self: PriorityExecutor, work: Callable[[], Any], *rank: int, owner: str = ""
         ) -> Future[Any]:
-            ranks.append(rank)
-            return submit(self, work, rank, owner=owner)
+            if owner:  # what is prepared beside the questions has none
+                ranks.append(*rank)
+            return submit(self, work, *rank, owner=owner)
 
         monkeypatch.setattr(PriorityExecutor, "submit", noted)
         for number in range(3):
