@@ -26,7 +26,7 @@ from ...properties.isolation.machine import cores
 from ...properties.isolation.workers import Deadlines, WorkerPool
 from ...properties.laws import Law, find_law, laws_of
 from ...properties.search.candidate import Candidate
-from ...properties.search.deck import MOST_ENTRIES, SCHEMA, DeckEntry, fitted
+from ...properties.search.deck import MOST_ENTRIES, NOT_DEALT, SCHEMA, DeckEntry, fitted
 from ...properties.search.preparation import survey
 from ...properties.seeded import BUGS, SeededBug
 from ...properties.space.axes import Axes, all_axes
@@ -116,7 +116,9 @@ def killers_of(operation: str, names: Collection[str]) -> dict[str, list[str]]:
     often = Counter(law for those in laws.values() for law in those)
     # Hundreds of launches for one verdict are no quick look.
     return {
-        name: sorted(those, key=lambda law: (law == "soak", -often[law], law))[:MOST_LAWS]
+        name: sorted(set(those) - {*NOT_DEALT}, key=lambda law: (law == "soak", -often[law], law))[
+            :MOST_LAWS
+        ]
         for name, those in laws.items()
     }
 
@@ -232,7 +234,7 @@ def with_every_law(operation: str, chosen: Sequence[DeckEntry]) -> list[DeckEntr
     drawn = [
         (law.name, drawn_for(operation, law, 3)[1:])  # the first one is the simplest
         for law in laws_of(operation)
-        if law.name not in named and law.name not in DEAR
+        if law.name not in named and law.name not in (*DEAR, *NOT_DEALT)
     ]
     more = [DeckEntry(law, problems[0]) for law, problems in drawn if problems]
     second = [DeckEntry(law, problems[1]) for law, problems in drawn if len(problems) > 1]

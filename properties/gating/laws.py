@@ -55,8 +55,9 @@ def total_and_deterministic(feature: Feature, target: Target, book: RuleBook) ->
     rule = book.find(decision.rule)
     if decision.status == "unknown":
         # Where a rule is named, it refuses a release that a development release may be like.
-        doubted = rule is not None and rule.effect == "refuse"
-        must(not decision.rule or (doubted and any(_near(rule, feature, target, book))))
+        if rule is not None:
+            must(rule.effect == "refuse" and any(_near(rule, feature, target, book)))
+        must(rule is not None or not decision.rule)
     else:
         if rule is None:
             raise BrokenLawError(decision.rule)

@@ -26,6 +26,9 @@ from .candidate import Candidate
 from .case_runner import CaseRunner
 
 SCHEMA = "kernelproof/deck/1"
+NOT_DEALT = ("sensitivity", "moe_sensitivity")
+"""Laws without entries: of the problems that they draw, simple ones name the options that a kernel
+ignores, where one of a deck may only show that the numbers are wrong."""
 MOST_ENTRIES = 60
 """Most entries of an operation's deck."""
 HAND = 6
