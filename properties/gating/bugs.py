@@ -252,6 +252,14 @@ def future_releases_let_in(patch: Patch, shipped: RuleBook) -> RuleBook:
 
 
 @bug()
+def development_releases_taken_for_their_own(patch: Patch, shipped: RuleBook) -> RuleBook:
+    """Decide a development release by the release that it leads to, not by the one before too."""
+    honest = RuleBook.releases_of
+    patch(RuleBook, "releases_of", lambda book, version: honest(book, version)[-1:])
+    return shipped
+
+
+@bug()
 def alternatives_not_asked_about(patch: Patch, shipped: RuleBook) -> RuleBook:
     """Offer the next backend of the list, supported or not."""
 
