@@ -71,10 +71,8 @@ def _local_keys(seq_len: int, rank: int, world: int, interleave: int) -> int:
     return sum(min(interleave, seq_len - start) for start in runs)
 
 
-def _checked(
-    virtual_page_size: int, rank: int, world: int, interleave: int
-) -> tuple[int, int, int, int]:
-    """Return rank, world, interleave and a rank's page size."""
+def checked_group(rank: int, world: int, interleave: int) -> tuple[int, int, int]:
+    """Return rank, ranks and interleave of a group; ValueError where no group has them."""
     numbers = {"rank": rank, "world": world, "interleave": interleave}
     rank, world, interleave = (checked_integer(name, each) for name, each in numbers.items())
     for name, number in (("world", world), ("interleave", interleave)):
@@ -84,6 +82,14 @@ def _checked(
     if not 0 <= rank < world:
         message = f"rank is {rank}; the group has {world} ranks, counted from 0"
         raise ValueError(message)
+    return rank, world, interleave
+
+
+def _checked(
+    virtual_page_size: int, rank: int, world: int, interleave: int
+) -> tuple[int, int, int, int]:
+    """Return rank, world, interleave and a rank's page size."""
+    rank, world, interleave = checked_group(rank, world, interleave)
     page_size, rest = divmod(virtual_page_size, world)
     if rest:
         message = (

@@ -14,6 +14,7 @@ from typing import Final
 import torch
 
 from ..validation import check_indptr, checked_integer, host_integers
+from .context_parallel import checked_group
 from .metadata import table_rows
 
 PAD_SLOT: Final = -1
@@ -65,7 +66,8 @@ def map_slots(
     if len(known) != requests:
         message = f"rows has {len(known)} entries; query_start_loc has {requests} requests"
         raise ValueError(message)
-    page_size, rank, world, interleave = _checked(page_size, rank, world, interleave)
+    rank, world, interleave = checked_group(rank, world, interleave)
+    page_size = _checked(page_size, interleave)
     most = len(places) if num_slots is None else checked_integer("num_slots", num_slots)
     if most < len(places):
         message = f"num_slots is {most}; the batch has {len(places)} tokens"
@@ -99,19 +101,13 @@ def _page_id(table: list[list[int]], row: int, page: int) -> int:
     return table[row][page]
 
 
-def _checked(page_size: int, rank: int, world: int, interleave: int) -> tuple[int, int, int, int]:
-    """Return page size, rank, ranks and interleave, if a group can have them."""
-    numbers = {"page_size": page_size, "rank": rank, "world": world, "interleave": interleave}
-    found = {name: checked_integer(name, each) for name, each in numbers.items()}
-    for name in ("page_size", "world", "interleave"):
-        if found[name] < 1:
-            message = f"{name} is {found[name]}; it must be at least 1"
-            raise ValueError(message)
-    if not 0 <= rank < world:
-        message = f"rank is {rank}; the group has {world} ranks, counted from 0"
+def _checked(page_size: int, interleave: int) -> int:
+    """Return a page size that an interleave divides."""
+    page_size = checked_integer("page_size", page_size)
+    if page_size < 1:
+        message = f"page_size is {page_size}; it must be at least 1"
         raise ValueError(message)
     if page_size % interleave:
         message = f"interleave is {interleave}; it must divide page_size {page_size}"
         raise ValueError(message)
-    page_size, rank, world, interleave = found.values()
-    return page_size, rank, world, interleave
+    return page_size

@@ -8,6 +8,9 @@ from typing import ClassVar
 from .base import BaseProblem, check_at_least, check_lengths, refuse
 from .field_types import check_types
 
+LARGEST_FIRST_PAGE = 2**30
+"""Largest ``first_page``: page ids are int32."""
+
 
 @dataclass(frozen=True)
 class SlotsProblem(BaseProblem):
@@ -85,7 +88,3 @@ class SlotsProblem(BaseProblem):
     def work(self) -> int:
         """Tokens of all steps."""
         return sum(sum(query_lens) for query_lens, _ in self.steps) + 1
-
-
-LARGEST_FIRST_PAGE = 2**30
-"""Largest ``first_page``: page ids are int32."""
