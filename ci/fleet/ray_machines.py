@@ -293,7 +293,7 @@ class RayMachines:
         return nullcontext(self)
 
     def close(self) -> None:
-        """Give up the units under way."""
+        """End the units under way."""
         self._closed = True
 
     def once_a_chip(

@@ -363,7 +363,7 @@ def _law(
         ]
         result(case, "skipped", "KNOWN " + "; ".join(told), kind="known")
     elif law.incomplete:
-        counts = f"{law.judged} of {law.floor} problems in {law.seconds:.0f} s"
+        counts = f"{law.drawn} of {law.floor} problems in {law.seconds:.0f} s"
         result(case, "skipped", f"INCOMPLETE: judged {counts}", kind="incomplete")
     elif not law.judged:
         reason = next(iter(report.refused.values()), "the law had nothing to judge")

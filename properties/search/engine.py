@@ -507,7 +507,7 @@ class Run:
         if dealt.lost:
             raise DeviceLostError(dealt.lost)
         if dealt.error and not self.ending.cut_off:  # else its worker was ended
-            prepared.report.fail(RuntimeError(dealt.error))
+            prepared.report.fail(dealt.error)
         if dealt.suspect is not None:
             name, problem, verdict = dealt.suspect
             suspect = problem, verdict

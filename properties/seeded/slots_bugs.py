@@ -94,7 +94,7 @@ def interleave_ignored_in_slots(inputs: SlotInputs) -> torch.Tensor:
 
 @seeded(BUGS, SLOTS, "slots_ranks")
 def slots_of_every_rank(inputs: SlotInputs) -> torch.Tensor:
-    """Give the tokens of other ranks the slots that they have there."""
+    """Return for tokens of other ranks the slots that they have there."""
     slots = mapped(inputs)
     for rank in range(inputs.world):
         other = mapped(replace(inputs, rank=rank, slot_mapping=slots.clone()))

@@ -14,6 +14,7 @@ from kernelproof.properties.findings.report import ImplementationReport, LawRepo
 from kernelproof.properties.laws import find_law, laws_of
 from kernelproof.properties.search import deck
 from kernelproof.properties.search.candidate import Candidate
+from kernelproof.properties.search.case_runner import CaseRunner
 from kernelproof.properties.search.deck import MOST_ENTRIES, DeckEntry, load_deck
 from kernelproof.properties.search.engine import Kept, Run
 from kernelproof.properties.search.plan import Plan
@@ -162,6 +163,24 @@ def test_a_run_that_is_cut_off_counts_what_was_dealt() -> None:
     report = ended_at(3, "merges")
     assert 3 <= report.judged == report.of_deck
     assert {law.verdict for law in report.laws} == {"INCOMPLETE"}, "the deck is no law's floor"
+
+
+def test_what_was_dealt_is_kept_where_the_suite_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = CaseRunner.judge
+
+    def fails_later(self: CaseRunner, problem: Any, **options: Any) -> Any:  # noqa: ANN401
+        if self.report.judged == 2:
+            message = "the worker pool is closed"
+            raise RuntimeError(message)
+        return judge(self, problem, **options)
+
+    entries = [DeckEntry("parity", AttentionProblem(seq_lens=(n,))) for n in range(1, 5)]
+    monkeypatch.setattr(deck, "load_deck", lambda _: tuple(entries))
+    monkeypatch.setattr(CaseRunner, "judge", fails_later)
+    plan = Plan([f"{SUBJECTS}:honest_attention"], TINY, laws=("parity",), jobs=1, deck=True)
+    report = Run(plan).execute().implementations[0]
+    assert report.of_deck == 2
+    assert report.error.endswith("the worker pool is closed")
 
 
 def test_a_failure_is_not_lost_where_its_law_never_began(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,3 +147,18 @@ def test_an_error_without_a_message_is_said_too(error: object, said: str) -> Non
     tried = Tried("mine", "made.up:mine")
     tried.fail(error)
     assert tried.error == said
+
+
+def test_events_that_come_as_fast_as_they_are_taken_keep_no_run_from_its_end(
+    pool: Any,  # noqa: ANN401
+) -> None:
+    ending, about = Ending(0.3), About("a")
+    asked = Scheduler(pool, 1, ending, grace=0.2)
+
+    def again() -> None:
+        asked.post(about, again)
+
+    asked.ask(Question(about, lambda _: pool.closed.wait(60), lambda _: None))
+    asked.post(about, again)
+    asked.run()
+    assert ending.ended == TIME
