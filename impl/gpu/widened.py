@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -47,8 +48,10 @@ def widened() -> Iterator[WideMemory]:
     hasten()
     memory = WideMemory()
     with ExitStack() as stack, np.errstate(all="ignore"):
-        for place, name, replacement in _Patches(interpreter, memory, stack).all():
-            stack.enter_context(mock.patch.object(place, name, replacement))
+        for place, name, replace in _Patches(interpreter, memory, stack).all():
+            usual = getattr(place, name, None)
+            if usual is not None:  # before 3.9 Triton has not all of them
+                stack.enter_context(mock.patch.object(place, name, replace(usual)))
         stack.enter_context(memory)
         yield memory
 
@@ -81,23 +84,22 @@ class _Patches:
         self._builder = interpreter.InterpreterBuilder
         self._handle, self._language = interpreter.TensorHandle, interpreter.tl
 
-    def all(self) -> Iterator[tuple[Any, str, Any]]:
-        """Yield the place, the name and the replacement of each."""
+    def all(self) -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
+        """Yield the place and the name of each, and what makes its replacement of it."""
         interpreter, builder = self._interpreter, self._builder
-        yield interpreter, "_get_np_dtype", self._numpy_dtype(interpreter._get_np_dtype)  # noqa: SLF001
-        yield interpreter, "_validate_np_data_size", self._fits(interpreter._validate_np_data_size)  # noqa: SLF001
-        yield interpreter, "_implicit_cvt", self._argument(interpreter._implicit_cvt)  # noqa: SLF001
-        executor = interpreter.GridExecutor
-        yield executor, "__call__", self._launch(executor.__call__)
+        yield interpreter, "_get_np_dtype", self._numpy_dtype
+        yield interpreter, "_validate_np_data_size", self._fits
+        yield interpreter, "_implicit_cvt", self._argument
+        yield interpreter.GridExecutor, "__call__", self._launch
         for name in NAMES:
-            yield builder, f"get_{name}", self._constant(name)
+            yield builder, f"get_{name}", functools.partial(self._constant, name)
         for name in (
             "create_masked_load", "create_masked_store", "cast_impl", "create_fp_to_fp",
             "create_bitcast", "create_fabs", "create_atomic_rmw", "create_dot_scaled",
         ):  # fmt: skip
-            yield builder, name, getattr(self, f"_{name}")(getattr(builder, name))
+            yield builder, name, getattr(self, f"_{name}")
         for name in ("create_int_to_ptr", "create_ptr_to_int"):
-            yield builder, name, self._create_bitcast(getattr(builder, name))
+            yield builder, name, self._create_bitcast
 
     @staticmethod
     def _numpy_dtype(usual: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -130,7 +132,7 @@ class _Patches:
         def launched(*arguments: Any, **options: Any) -> Any:
             self._memory.launches += 1
             self._replace_constants(arguments[0].fn.__globals__)
-            for each in _tensors([*arguments, *options.values()]):
+            for each in tensors_in([*arguments, *options.values()]):
                 self._memory.know(each)
             self._memory.launching = True
             try:
@@ -151,7 +153,8 @@ class _Patches:
             self._stack.enter_context(mock.patch.dict(names, found))
             self._memory.outdated = True
 
-    def _constant(self, name: str) -> Callable[[Any, Any], Any]:
+    def _constant(self, name: str, usual: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+        del usual
         dtype = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}[name]
 
         def constant(builder: Any, value: Any) -> Any:
@@ -188,6 +191,7 @@ class _Patches:
         return loaded
 
     def _create_masked_store(self, usual: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(usual)
         def stored(builder: Any, pointers: Any, value: Any, mask: Any, *how: Any) -> Any:
             name = _name(pointers.get_element_ty())
             where = np.broadcast_to(mask.data, pointers.data.shape)
@@ -261,6 +265,8 @@ class _Patches:
 
     def _create_atomic_rmw(self, usual: Callable[..., Any]) -> Callable[..., Any]:
         addition = self._interpreter._ir.ATOMIC_OP.FADD  # noqa: SLF001
+        # A release has one argument on caches behind the mask, or two.
+        how = [None] * (len(inspect.signature(self._builder.create_masked_store).parameters) - 4)
 
         def changed(
             builder: Any, operation: Any, pointers: Any, numbers: Any, mask: Any, *order: Any
@@ -275,7 +281,7 @@ class _Patches:
             if len(np.unique(chosen)) < chosen.size:
                 self._memory.rounded = True  # one of several summands of a place would count
             value = self._handle(after, numbers.dtype)
-            builder.create_masked_store(pointers, value, mask, None)
+            builder.create_masked_store(pointers, value, mask, *how)
             return before
 
         return changed
@@ -301,12 +307,12 @@ class _Patches:
             self._memory.rounded = not bool(np.all(same))
 
 
-def _tensors(arguments: Any) -> Iterator[torch.Tensor]:
+def tensors_in(arguments: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors among a launch's arguments: alone, in tuples, wrapped or described."""
     for each in arguments:
         if isinstance(each, torch.Tensor):
             yield each
         elif isinstance(each, (tuple, list)):
-            yield from _tensors(each)
+            yield from tensors_in(each)
         elif isinstance(base := getattr(each, "base", None), torch.Tensor):
             yield base
