@@ -83,6 +83,8 @@ INT32_SLOTS = 2**31
 """Slots that int32 can count."""
 ALGEBRA = "float64_algebra"
 """Feature of a Triton kernel that is the operation's in float64, without what hides a rounding."""
+INTERPRETED = "interpreted"
+"""What laws may need where Triton's interpreter runs the kernels; no feature to declare."""
 FEATURES = (
     "custom_mask",
     "per_head_scales",

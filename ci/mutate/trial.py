@@ -25,6 +25,8 @@ from .finding_kernels import find_kernels
 
 MOST_CHARACTERS = 300
 """Most characters of a message that is kept."""
+LEAST_WORKERS = 2
+"""Workers of whose time laws have their share: a check of one kernel has as many on two cores."""
 
 
 def judge(request: dict[str, Any]) -> dict[str, Any]:
@@ -35,7 +37,9 @@ def judge(request: dict[str, Any]) -> dict[str, Any]:
             that are asked, all if none, and of those left out; the cost class, where it is known;
             whether the run ends at its first finding.
     """
-    profile = replace(PROFILES[request["profile"]], shrink_seconds=0.0)
+    profile = PROFILES[request["profile"]]
+    seconds = profile.seconds * max(1, LEAST_WORKERS // request["jobs"])
+    profile = replace(profile, shrink_seconds=0.0, seconds=seconds)
     asked = request["laws"] or [law.name for law in LAWS]
     reference, costs = request["reference"], request["costs"]
     plan = Plan(

@@ -115,7 +115,7 @@ LEAST_TILE = 16
 """Keys that a descriptor reads at least: vLLM's pages are multiples of it."""
 ALIGNED = 16
 """Bytes of which bases and strides of a descriptor are multiples."""
-COLUMNS = 16
+COLUMNS = TILE
 """Columns that a block table has a multiple of: the kernel reads whole tiles of it."""
 
 

@@ -1,4 +1,4 @@
-"""The law of slack: whatever an engine leaves behind the rows of a batch changes nothing."""
+"""Laws of the memory around a batch: garbage in it changes nothing, and kernels do not touch it."""
 
 from __future__ import annotations
 
@@ -8,25 +8,40 @@ from typing import Any
 
 import torch
 
+from ...impl.features import INTERPRETED
+from ...impl.gpu.touched_memory import TouchedMemory
 from ...reference import AttentionProblem, MergeProblem
 from ...reference.tensors.allocation import SLACK_ROWS
 from ...reference.tensors.inputs import AttentionInputs, PagedAttentionInputs
 from ...reference.tensors.values import choose
 from ..verdicts.comparison import Result, against_oracle, fail
+from ..verdicts.contained import Stop
 from ..verdicts.snapshot import Snapshot
 from ..verdicts.subject import Subject
-from ..verdicts.verdict import Verdict
-from . import context_parallel, metadata
+from ..verdicts.verdict import VACUOUS, Verdict
+from . import context_parallel, metadata, routing
 from .append import append_parity
 from .general import expectation_of, kept, parity
-from .law import APPEND, ATTENTION, CONTEXT_PARALLEL, MERGE, METADATA, SLOTS, Law
+from .law import (
+    APPEND,
+    ATTENTION,
+    BATCHED,
+    CONTEXT_PARALLEL,
+    MERGE,
+    METADATA,
+    MOE,
+    ROUTE,
+    SLOTS,
+    Law,
+)
 
 INTEGERS = (2**31 - 1, -1, -(2**31), 2**30)
 """What integers hold behind a batch: a page, a slot, an offset or a length that does not exist."""
 LSES = (torch.nan, torch.inf, -torch.inf, 3e38)
 """What lses hold behind a batch; -inf is also that of a state without keys."""
 PARITY: dict[str, Callable[[Subject, Any], Verdict]] = {
-    **dict.fromkeys((*ATTENTION, *MERGE), parity),
+    **dict.fromkeys((*ATTENTION, *MERGE, *MOE, *BATCHED), parity),
+    **dict.fromkeys(ROUTE, routing.parity),
     **dict.fromkeys(APPEND, append_parity),
     **dict.fromkeys(METADATA, metadata.parity),
     **dict.fromkeys(CONTEXT_PARALLEL, context_parallel.parity),
@@ -122,7 +137,40 @@ def _said(verdict: Verdict, what: str) -> Verdict:
     return replace(verdict, message=f"with {what} behind the batch: {verdict.message}")
 
 
+def touched_memory(subject: Subject, problem: Any) -> Verdict:  # noqa: ANN401  of the operations
+    """Check what a Triton kernel touches, and that what no load defines changes nothing.
+
+    Where the kernel is wrong without garbage too, other laws say so.
+    """
+    compared = PARITY[problem.operation]
+    memory = TouchedMemory()
+    try:
+        with subject.surrounded(tight=True), subject.watched_by(memory):
+            verdict = compared(subject, problem)
+    except Stop as stop:
+        verdict = stop.verdict
+    if memory.outside:
+        return fail("wrote_outside" if memory.wrote else "read_outside", memory.outside)
+    if not memory.launches:
+        return VACUOUS
+    if verdict.bad and compared(subject, problem).bad:
+        return VACUOUS
+    if not verdict.bad:
+        return verdict
+    undefined = "with NaN in the lanes that a load's mask leaves undefined"
+    return replace(verdict, message=f"{undefined}: {verdict.message}")
+
+
 LAWS = (
+    Law(
+        "touched_memory",
+        tuple(PARITY),
+        touched_memory,
+        "a Triton kernel in the interpreter reads and writes nothing behind its tensors, and "
+        "what a load leaves undefined changes nothing",
+        weight=0.5,
+        needs=(INTERPRETED,),
+    ),
     Law(
         "slack_rows",
         (*ATTENTION, *MERGE, *APPEND, *METADATA, *CONTEXT_PARALLEL, *SLOTS),

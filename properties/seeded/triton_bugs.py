@@ -1,4 +1,4 @@
-"""Faults of Kernelproof's own Triton kernels: split, reduce, tile-edge logic, what roundings hide.
+"""Faults of Kernelproof's own Triton kernels: split, reduce, tile edges, what an answer hides.
 
 Each is one substitution in a kernel's source. They stand beside the catalogue: they need triton,
 and on a CPU its interpreter. ``kernelproof score`` has them as a group of their own, under the laws
@@ -18,11 +18,11 @@ from unittest import mock
 
 from ...impl.protocol import Implementation
 from ...impl.targets.optional import require
-from ...impl.triton import attention, attention_call, merge
+from ...impl.triton import append, attention, attention_call, merge
 from .catalogue import SeededBug
 
 BUGS: list[SeededBug] = []
-LAWS = ("parity", "algebra")
+LAWS = ("parity", "algebra", "touched_memory")
 """Laws that they were written for."""
 
 
@@ -186,4 +186,22 @@ eps_in_the_merge = _bug(
     "(merged / (divisor[:, None] + 1e-8))",
     "Add 1e-8 to the sum of weights that a merged output is divided by.",
     "algebra",
+)
+pages_of_no_token = _bug(
+    "pages-of-no-token",
+    append,
+    append.append,
+    "position // page_size, mask=is_token, other=0\n",
+    "position // page_size\n",
+    "Read the page of rows behind the last token too, behind the table's end.",
+    "touched_memory",
+)
+undefined_states = _bug(
+    "undefined-states",
+    merge,
+    merge.merge_state,
+    "[:, :, None] & (channel < DIM)[None, None, :],\n            other=0.0,",
+    "[:, :, None] & (channel < DIM)[None, None, :],",
+    "Take what a load leaves undefined of a state without keys for zeros.",
+    "touched_memory",
 )

@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from time import perf_counter, sleep
 from typing import Any, TypeVar
 
 import torch
 
 from ...impl import Implementation, Target, UnsupportedError
-from ...impl.features import ALGEBRA
+from ...impl.features import ALGEBRA, INTERPRETED
 from ...impl.gpu.interpreted import interprets
 from ...impl.gpu.interpreted import launches as interpreted_launches
+from ...impl.gpu.touched_memory import TouchedMemory
 from ...impl.gpu.triton_interpreter import hasten
 from ...impl.protocol import Session
 from ...impl.targets.exceptions import message_of
@@ -78,6 +79,7 @@ class Subject:
         # What a sanitizer of memory sees: where an input ends, its allocation ends.
         self._usual: dict[str, Any] = {"tight": True} if tight else {}
         self._surroundings: dict[str, Any] = {}
+        self._memory: TouchedMemory | None = None
 
     def refusal(self, problem: Problem) -> Refusal | None:
         """Return the reason why the implementation does not claim this problem; None if it does.
@@ -116,7 +118,7 @@ class Subject:
         """What the implementation declares; of its algebra only where Triton interprets it."""
         implementation = self.implementation
         if interprets(implementation.function, implementation.compiler, self.target):
-            return implementation.declares
+            return implementation.declares | {INTERPRETED}
         return implementation.declares - {ALGEBRA}
 
     def supports(self, problem: Problem) -> bool:
@@ -157,6 +159,15 @@ class Subject:
         finally:
             self._surroundings = before
 
+    @contextmanager
+    def watched_by(self, memory: TouchedMemory) -> Iterator[None]:
+        """Within a with block, have what each call touches watched."""
+        before, self._memory = self._memory, memory
+        try:
+            yield
+        finally:
+            self._memory = before
+
     def call(
         self,
         problem: Problem,
@@ -183,7 +194,13 @@ class Subject:
         launched = interpreted_launches()
         start = perf_counter()
         try:
-            with self._stages.stage(stage), watched(self._stages) as watch, filled_scratch():
+            touched = self._memory.watch(tensors) if self._memory else nullcontext()
+            with (
+                self._stages.stage(stage),
+                watched(self._stages) as watch,
+                filled_scratch(),
+                touched,
+            ):
                 result = (function or self.implementation)(inputs)
             # A kernel that was launched runs by now, whatever came before: a hang of a first call
             # does not last as long as a compiler may.

@@ -21,6 +21,7 @@ FAIL_KINDS = (
     "device",
     "mutated_input",
     "wrote_outside",
+    "read_outside",
     "nondeterministic",
     "insensitive",
     "host_sync",

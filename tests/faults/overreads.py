@@ -1,9 +1,10 @@
-"""Triton kernels that read a few bytes behind an input, and answer right: for a GPU's sanitizer.
+"""Triton kernels that read a few bytes behind an input, and answer right.
 
     kernelproof check tests/faults/overreads.py:four_bytes tests/faults/overreads.py:twelve_bytes \
         --device cuda --sanitizer memcheck --law parity --profile quick
 
-finds both, each as a CRASH of the kind memcheck, and nothing in ``exact``.
+finds both, each as a CRASH of the kind memcheck, and nothing in ``exact``; on a CPU the law
+``touched_memory`` finds them.
 """
 
 from __future__ import annotations

@@ -48,6 +48,8 @@ SHOWN: dict[str, tuple[AttentionProblem | MergeProblem, str]] = {
         "triton-ragged-attention",
     ),
     "eps-in-the-merge": (MergeProblem(), "triton-merge-state"),
+    "pages-of-no-token": (AttentionProblem("append_paged_kv", (1,), (40,)), "triton-append"),
+    "undefined-states": (MergeProblem(num_tokens=8, empty="some"), "triton-merge-state"),
 }
 """A problem that shows each, and the implementation that is right there."""
 
@@ -79,10 +81,13 @@ def test_a_fault_is_killed_where_the_kernel_is_right(bug: SeededBug, worker: Wor
     assert [ask(each).status for each in (bug.reference, honest)] == ["FAIL", "PASS"]
     if bug.law == "algebra":
         assert ask(bug.reference, "parity").status == "PASS", "float32 hides it"
+    if bug.law == "touched_memory":
+        asked = "append_parity" if bug.operation == "append_paged_kv" else "parity"
+        assert ask(bug.reference, asked).status == "PASS", "the answer is right"
 
 
-def test_there_are_thirteen_and_each_names_itself() -> None:
-    assert len({bug.name for bug in BUGS}) == 13
+def test_there_are_fifteen_and_each_names_itself() -> None:
+    assert len({bug.name for bug in BUGS}) == 15
     for bug in BUGS:
         found = find_implementation(bug.reference)
         assert (found.name, found.operation) == (bug.name, bug.operation)

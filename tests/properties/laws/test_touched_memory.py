@@ -1,0 +1,124 @@
+"""What kernels touch in Triton's interpreter: lanes outside are seen, and do nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kernelproof.impl.targets.optional import missing
+from kernelproof.properties.isolation.workers import Deadlines, Worker, WorkerPool
+from kernelproof.properties.verdicts.verdict import Verdict
+from kernelproof.properties.worker.requests import verdict_of
+from kernelproof.properties.worker.tasks import HANDLER
+from kernelproof.reference import AttentionProblem, MergeProblem, Problem, SlotsProblem
+
+OVERREADS = str(Path(__file__).parents[2] / "faults" / "overreads.py")
+MERGES = """
+import torch, triton
+import triton.language as tl
+from kernelproof.impl import implementation
+from kernelproof.impl.triton.merge import merge_state
+
+@triton.jit
+def touch(array, pointers, first, which: tl.constexpr):
+    lanes = first + tl.arange(0, 16)
+    inside = (lanes >= 0) & (lanes < 8)
+    if which == "stores":
+        tl.store(array + lanes, 1.0, mask=lanes < 12)
+    elif which == "adds":
+        tl.atomic_add(array + lanes, 1.0, mask=lanes < 12)
+    elif which == "before":
+        tl.load(array + lanes, mask=lanes < 8)
+    elif which == "by pointers":
+        there = tl.load(pointers).to(tl.pointer_type(tl.float32))
+        tl.store(there + lanes, 1.0, mask=inside)
+    elif which == "described":
+        described = tl.make_tensor_descriptor(array, [8], [1], [16])
+        described.store([0], described.load([0]) + 1.0)
+    elif which == "defined":
+        tl.store(array + lanes, tl.load(array + lanes, mask=inside, other=2.0), mask=inside)
+    elif which == "undefined":
+        total = tl.sum(tl.load(array + lanes, mask=inside))
+        tl.store(array + lanes, total, mask=inside)
+
+def touching(which, first=0):
+    @implementation("merge_state", name=which.replace(" ", "-"), supports=lambda p, t: True)
+    def run(inputs):
+        array = torch.zeros(8)
+        pointers = torch.tensor([array.data_ptr()])
+        touch[(1,)](array, pointers, first, which=which)
+        out, lse = merge_state(inputs)
+        return out + array[0].to(out.dtype) * 0, lse
+    return run
+
+stores, adds, before = touching("stores"), touching("adds"), touching("before", -4)
+by_pointers, described = touching("by pointers"), touching("described")
+defined, undefined = touching("defined"), touching("undefined")
+"""
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    if (reason := missing("triton", "triton")) is not None:
+        pytest.skip(reason)
+    preload, interpret = ("torch", "kernelproof.properties.worker.tasks"), {"TRITON_INTERPRET": "1"}
+    with (
+        WorkerPool(HANDLER, preload=preload, environment=interpret, standby=False) as pool,
+        pool.lease() as lent,
+    ):
+        yield lent
+
+
+@pytest.fixture(scope="module")
+def merges(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("kernels") / "merges.py"
+    file.write_text(MERGES, encoding="utf-8")
+    return file
+
+
+def ask(worker: Worker, implementation: str, problem: Problem) -> Verdict:
+    payload = {
+        "task": "judge", "law": "touched_memory", "implementation": implementation,
+        "problem": problem.to_json(), "device": "cpu",
+    }  # fmt: skip
+    return verdict_of(worker.run(payload, Deadlines(run=60.0)))
+
+
+@pytest.mark.parametrize(
+    ("name", "elements"), [("exact", 0), ("four_bytes", 4), ("twelve_bytes", 12)]
+)
+def test_reads_behind_an_input_are_seen_and_named(name: str, elements: int, worker: Worker) -> None:
+    found = ask(worker, f"{OVERREADS}:{name}", AttentionProblem(head_dim_qk=16, head_dim_vo=16))
+    assert (found.status, found.kind) == (("FAIL", "read_outside") if elements else ("PASS", ""))
+    if elements:
+        said = rf"copy_end in line \d+ reads {elements} elements .* behind the input q"
+        assert re.fullmatch(said, found.message)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "said"),
+    [
+        ("stores", "wrote_outside", "writes 4 elements at once"),
+        ("adds", "wrote_outside", "changes 4 elements at once"),
+        ("before", "read_outside", "reads 4 elements at once"),
+        ("undefined", "nan", "lanes that a load's mask leaves undefined"),
+        ("by_pointers", "", ""),
+        ("described", "", ""),
+        ("defined", "", ""),
+    ],
+)
+def test_lanes_outside_and_undefined_ones(
+    name: str, kind: str, said: str, worker: Worker, merges: Path
+) -> None:
+    found = ask(worker, f"{merges}:{name}", MergeProblem())
+    assert (found.status, found.kind) == (("FAIL", kind) if kind else ("PASS", "")), found.message
+    assert said in found.message
+
+
+def test_a_call_of_several_batches_is_watched_whole(worker: Worker) -> None:
+    problem = SlotsProblem(steps=(((1,), (3,)), ((2,), (5,))), page_size=4)
+    found = ask(worker, "torch-map-slots", problem)
+    assert (found.status, found.vacuous) == ("PASS", True), "no kernel was launched"
