@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from ...impl.engines import sources
 from ...impl.registry import BUILT_IN, find_implementation
-from ...impl.targets.unpacked import Package
+from ...impl.targets.backends import KERNELPROOF
+from ...properties.findings.expectations import read_expectations
+from ...properties.laws import laws_of
+from ...properties.search.engine import Run
+from ...properties.search.plan import Plan
+from ...properties.space.profiles import PROFILES
 from .kernel_source import Source
 
-NAMED = ("FILE", "KERNEL")
-"""Ends of the names of constants by which our adapters name modules with kernels."""
+SHORT = replace(PROFILES["quick"], problems=4, shrink_seconds=0.0)
+"""The profile of the run that shows which files a built-in adapter launches kernels of."""
+SHORT_SECONDS = 60.0
 MOST_FILES = 500
 """Most files of a plug-in's folder that are read to find its kernels."""
 
@@ -28,19 +33,20 @@ def find_kernels(reference: str, file: str | None) -> dict[str, Any]:
         reference: a built-in name, or MODULE:NAME.
         file: the end of the path of one of its files of kernels, or a path; all files if None.
     """
-    home = sys.modules[find_implementation(reference).function.__module__]
-    built_in = reference in BUILT_IN
-    start = list(_named_by(home)) if built_in else [Path(str(home.__file__)).resolve()]
-    engine = _engine(home) if built_in else None
-    if file is not None and Path(file).is_file():
-        start = [Path(file).resolve()]
-    if not start:
+    implementation, built_in = find_implementation(reference), reference in BUILT_IN
+    by_engine = built_in and implementation.provider not in ("", KERNELPROOF)
+    engine = sources.find(implementation.provider) if by_engine else None
+    if by_engine and engine is None:
         return {"reference": reference, "folder": "", "package": "", "files": ()}
-    if engine is not None:
-        folder, package = engine.folder.resolve(), engine.name
-    elif built_in:
+    given = Path(file).resolve() if file is not None and Path(file).is_file() else None
+    if built_in:
         folder, package = Path(__file__).resolve().parents[2], __name__.partition(".")[0]
+        if engine is not None:
+            folder, package = engine.folder.resolve(), engine.name
+        start = [given] if given else _launched(reference, implementation.operation, folder)
     else:
+        home = sys.modules[implementation.function.__module__]
+        start = [given or Path(str(home.__file__)).resolve()]
         folder, package = _folder_of(start[0])
     found = dict.fromkeys(_with_kernels(start, folder, package, all_of_them=not built_in))
     files = [str(each.relative_to(folder)) for each in found if each.is_relative_to(folder)]
@@ -65,48 +71,20 @@ def _is_meant(path: Path, file: str) -> bool:
     return path.parts[-len(given.parts) :] == given.parts
 
 
-def _adapters(home: ModuleType) -> Iterator[ModuleType]:
-    """Yield a module, and those of its package that it has names of, and so on."""
-    inside, waiting, seen = f"{home.__package__}.", [home], {home.__name__}
-    while waiting:
-        module = waiting.pop(0)
-        yield module
-        for value in vars(module).values():
-            name = value.__name__ if isinstance(value, ModuleType) else _home_of(value)
-            if name.startswith(inside) and name not in seen and name in sys.modules:
-                seen.add(name)
-                waiting.append(sys.modules[name])
-
-
-def _home_of(value: object) -> str:
-    return str(getattr(value, "__module__", ""))
-
-
-def _names(home: ModuleType) -> Iterator[str | tuple[str, ...]]:
-    for adapter in _adapters(home):
-        for name, value in vars(adapter).items():
-            if name.endswith(NAMED) and isinstance(value, (str, tuple)):
-                yield value
-
-
-def _named_by(home: ModuleType) -> Iterator[Path]:
-    for value in _names(home):
-        first = value if isinstance(value, str) else value[0]
-        if first.partition(".")[0] == __name__.partition(".")[0]:
-            spec = importlib.util.find_spec(first)
-            if spec is not None and spec.origin:
-                yield Path(spec.origin).resolve()
-        elif (source := sources.source_of(value)) is not None:
-            yield source.resolve()
-
-
-def _engine(home: ModuleType) -> Package | None:
-    for value in _names(home):
-        first = value if isinstance(value, str) else value[0]
-        name = first.partition(".")[0]
-        if name != __name__.partition(".")[0]:
-            return sources.find(name)
-    return None
+def _launched(reference: str, operation: str, folder: Path) -> list[Path]:
+    """Return the files in a folder of which a short run of an adapter launches kernels."""
+    plan = Plan(
+        [reference],
+        SHORT,
+        ledger=read_expectations(None),
+        jobs=1,
+        laws=[next(law.name for law in laws_of(operation) if not law.needs)],
+        confirm=False,
+        seconds=SHORT_SECONDS,
+    )
+    report = Run(plan).execute().implementations[0]
+    files = [Path(file).resolve() for file, run in report.kernel_runs.files.items() if run.launched]
+    return [each for each in files if each.is_relative_to(folder)]
 
 
 def _folder_of(file: Path) -> tuple[Path, str]:

@@ -270,7 +270,7 @@ def test_the_laws_judge_mutants_of_a_plug_in(
     } == {}
 
 
-def test_built_in_kernels_are_found_by_their_adapters() -> None:
+def test_built_in_kernels_are_found_by_what_they_launch() -> None:
     pytest.importorskip("triton")
     found = find_kernels("triton-merge-state", None)
     assert found["package"] == "kernelproof"
