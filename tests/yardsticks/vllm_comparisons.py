@@ -1,12 +1,12 @@
 """The comparisons of vLLM's own tests, see ``comparing``.
 
 Parameters and tolerances are those of ``tests/kernels`` at 0.33; of their products, rows that have
-each value of each parameter once at least, and most pairs. Less than there: 4 parts of a request's
+each value of each parameter once at least, and many pairs. Less than there: 4 parts of a request's
 keys in place of 16 or 8, as the adapters choose; caches of as many pages as requests have and a few
-more, or 64, in place of 1024 to 32768; 1 request of decoding in place of 3; 256 and 133 tokens of
-merging in place of up to 4096; experts of 256 channels in place of 2048, and 33 tokens in place of
-up to 40000. Not there: caches in NVFP4, which need CUDA, and int4 and int8 experts, which other
-adapters call.
+more, or 64, in place of 512 to 32768; 1 request of decoding in place of 3; 256 and 133 tokens of
+merging in place of up to 4096, and at most 8 heads in place of 64; experts of 256 channels in place
+of 2048, and 222 tokens in place of 40000; 64 queries by tensor descriptors in place of 256. Not
+there: caches in NVFP4, which need CUDA, and int4 and int8 experts, which other adapters call.
 """
 
 from __future__ import annotations
