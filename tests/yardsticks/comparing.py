@@ -9,8 +9,9 @@ the command line only, for ``kernelproof mutate --tests``, and collected by no o
       --tests "$YARDSTICK -k merge"
 
 The mutant is found by ``KERNELPROOF_FROM``, which begins with the copy that has it. ``-k`` takes an
-adapter's name; those of ``vllm-unified-attention`` are also those of its 3D kernel and of its
-tensor descriptors, which lie in the same file: ``-k "vllm-unified-attention and not 3d"``.
+adapter's name. That of ``vllm-unified-attention`` begins those of its 3D kernel and of its tensor
+descriptors, which lie in the same file: ``-k 'vllm-unified-attention and not 3d and not td'`` and
+``-k 'vllm-unified-attention-3d and not td'`` ask what the laws of these two adapters ask.
 
 Values are normal, from a fixed seed, in the whole cache. Answers go into zeros. The other side is
 the oracle, rounded to the answer's dtype, where a project compares with a plain computation of its
