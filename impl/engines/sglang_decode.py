@@ -57,8 +57,8 @@ def _compile_key(problem: AttentionProblem) -> Hashable:
 
 
 decode = functools.partial(
-    sglang.kernel, "paged_attention", features=("mla", "logits_bias"), compile_key=_compile_key,
-    split=LEAST_SPLIT,
+    sglang.kernel, "paged_attention", features=("mla", "logits_bias", "large_caches"),
+    compile_key=_compile_key, split=LEAST_SPLIT,
 )  # fmt: skip
 
 

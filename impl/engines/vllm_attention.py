@@ -289,6 +289,7 @@ unified = functools.partial(
     provider="vllm",
     features=(
         "fp8_kv",
+        "large_caches",
         "fp8_q",
         "per_token_head_kv",
         "output_scale",

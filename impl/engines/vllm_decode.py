@@ -68,7 +68,7 @@ decode = functools.partial(
     implementation,
     "paged_attention",
     provider="vllm",
-    features=("mla", "fp8_kv", "different_kv_strides"),
+    features=("mla", "fp8_kv", "different_kv_strides", "large_caches"),
     writes_out=True,
     compile_key=_compile_key,
     split=16,

@@ -75,7 +75,7 @@ diffkv = functools.partial(
     implementation,
     "paged_attention",
     provider="vllm",
-    features=("fp8_kv", "host_bounds", "alibi", "different_kv_strides"),
+    features=("fp8_kv", "host_bounds", "alibi", "different_kv_strides", "large_caches"),
     writes_out=True,
     # Scales of the cache multiply logits and sums: codes are exact in 16 bits.
     arithmetic=Arithmetic(probabilities="inputs", operands="tfloat32", tanh="sigmoid"),

@@ -37,6 +37,7 @@ import torch
 
 from ..targets.refusal import Refusal
 from ..targets.target import Target
+from .annotated import keep_annotations
 from .bfloat16 import compute_bfloat16
 from .bound_names import reach_bound_names
 from .float8 import convert_float8
@@ -152,6 +153,7 @@ def _hasten(interpreter: Any) -> None:  # noqa: ANN401  a module
     # Each integer operation is done again in 64 bits, for an assertion that only debug makes.
     if getattr(options, "sanitize_overflow", False) and not getattr(options, "debug", True):
         builder.options = replace(options, sanitize_overflow=False)
+    keep_annotations(interpreter)
     count_launches(interpreter)
     mark_lines(interpreter)
     by_slices(interpreter)

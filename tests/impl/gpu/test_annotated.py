@@ -1,0 +1,45 @@
+"""Integers in Triton's interpreter have the width that a kernel declares."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernelproof.impl.gpu.annotated import declared_widths
+
+KERNEL = """
+import torch, triton
+import triton.language as tl
+from kernelproof.impl.gpu.triton_interpreter import hasten
+
+@triton.jit
+def multiply(out, page: tl.int32, stride: tl.int64, plain, WIDE: tl.constexpr):
+    factor = stride if WIDE else plain
+    tl.store(out, page * factor)
+
+hasten()
+for wide in (True, False):
+    out = torch.zeros(1, dtype=torch.int64)
+    multiply[(1,)](out, 2**17, 2**15, plain=2**15, WIDE=wide)
+    print(out.item())
+"""
+
+
+def test_the_width_of_an_annotation_is_read() -> None:
+    def kernel() -> None:
+        """Hold annotations."""
+
+    texts = ["tl.int64", "i64", "u32", "int", "*i64", "tl.constexpr", "i1"]
+    kernel.__annotations__ = dict(zip("abcdefg", texts, strict=True))
+    assert declared_widths(kernel) == {"a": "int64", "b": "int64", "c": "uint32"}
+
+
+def test_an_offset_of_a_wide_stride_does_not_wrap_around(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    file = tmp_path / "kernel.py"
+    file.write_text(KERNEL, encoding="utf-8")
+    ran = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == [str(2**32), "0"]
