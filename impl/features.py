@@ -184,14 +184,15 @@ call never waits for the GPU: as the host cannot know how many pages there are, 
 ``paged_kv_indices`` may then be longer than ``paged_kv_indptr[-1]``. ``large_weights`` is of moe: a
 call reads nothing of experts that no token goes to, so that weights may be larger than memory;
 ``large_tensors`` is that of attention: nothing but the batch's own pages and rows is read, and no
-offset of a page or a row is of 32 bits. ``large_caches`` promises as much of pages only.
-``lse_views`` is of attention that writes out, too: ``inputs.lse`` is such a view. ``padded_rows``
-is of attention: queries, block tables, and the keys and values of ragged_attention have rows behind
-those that ``qo_indptr`` and ``kv_indptr`` name, which are not read; out and lse have as many as the
-queries. ``host_bounds`` is of attention: ``inputs.max_q_len`` and ``inputs.max_kv_len`` are read,
-so that they are made larger than the truth. ``slot_mapping`` is of append_paged_kv: slots are taken
-from ``inputs.slot_mapping``, where -1 stands at tokens that are not written. ``batch_invariant`` is
-of attention: the promise that a request has the same bits alone and in any batch, and
+offset of a page or a row is of 32 bits. ``large_caches`` promises as much of pages only, and of
+append_paged_kv, too, that nothing but slots of new tokens is written. ``lse_views`` is of attention
+that writes out, too: ``inputs.lse`` is such a view. ``padded_rows`` is of attention: queries, block
+tables, and the keys and values of ragged_attention have rows behind those that ``qo_indptr`` and
+``kv_indptr`` name, which are not read; out and lse have as many as the queries. ``host_bounds`` is
+of attention: ``inputs.max_q_len`` and ``inputs.max_kv_len`` are read, so that they are made larger
+than the truth. ``slot_mapping`` is of append_paged_kv: slots are taken from
+``inputs.slot_mapping``, where -1 stands at tokens that are not written. ``batch_invariant`` is of
+attention: the promise that a request has the same bits alone and in any batch, and
 ``unread_hidden_keys`` that what no query of the call may see (behind every window, masked from all
 rows, past a length, in the tail of a page, their scales too) never changes the result, whatever
 bytes lie there, NaN included. ``unread_padding`` is of moe, and promises the same of what lies

@@ -82,7 +82,11 @@ def _caches(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs.k_cache.clone(), inputs.v_cache.clone()
 
 
-@writer(name="vllm-reshape-and-cache-flash", supports=_supports)
+@writer(
+    name="vllm-reshape-and-cache-flash",
+    supports=_supports,
+    features=("fp8_kv", "slot_mapping", "large_caches"),
+)
 def append(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Write each token into the slot that its request's pages give it."""
     caches = _caches(inputs)

@@ -45,7 +45,7 @@ def appended(subject: Subject, problem: AttentionProblem, inputs: AppendInputs) 
     return caches
 
 
-def _compared(
+def compared(
     inputs: AppendInputs, caches: Caches, wanted: Caches, bounds: Caches | None
 ) -> Verdict:
     """Compare caches bit by bit, or element by element where there are bounds."""
@@ -70,7 +70,7 @@ def append_parity(subject: Subject, problem: AttentionProblem) -> Verdict:
     for name, cache, given in zip(APPENDED, caches, inputs.written, strict=False):
         if inputs.in_place and cache.data_ptr() != given.data_ptr():
             return fail("shape", f"in_place: the returned {name} is another tensor")
-    return _compared(inputs, caches, expected, bounds)
+    return compared(inputs, caches, expected, bounds)
 
 
 def append_then_attend(subject: Subject, problem: AttentionProblem) -> Verdict:
@@ -112,7 +112,7 @@ def never_written(subject: Subject, problem: AttentionProblem) -> Verdict:
     if choose(problem.seed, "padded slots", 1, 2):
         slots = torch.cat([slots, slots.new_full((PADDED_ROWS,), -1)])
     given = replace(inputs, k=rows[0], v=rows[1], slots=_in_a_buffer(slots, problem.seed))
-    return _compared(inputs, appended(subject, problem, given), wanted, bounds)
+    return compared(inputs, appended(subject, problem, given), wanted, bounds)
 
 
 def _in_a_buffer(slots: torch.Tensor, seed: int) -> torch.Tensor:
@@ -139,7 +139,7 @@ def vectors_of_one_value(subject: Subject, problem: AttentionProblem) -> Verdict
         changed[name] = torch.where(kind == 1, torch.zeros_like(rows), rows)
     given = replace(inputs, **changed)
     wanted, bounds = oracle.bounded_append(given)
-    return _compared(given, appended(subject, problem, given), wanted, bounds)
+    return compared(given, appended(subject, problem, given), wanted, bounds)
 
 
 def _scales_of_no_token(caches: Values) -> Values:

@@ -7,19 +7,25 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeVar
 
 import torch
 
-from ...reference import AttentionProblem, MoEProblem
-from ...reference.tensors.inputs import AttentionInputs, PagedAttentionInputs, RaggedAttentionInputs
+from ...reference import AttentionProblem, BatchMetadata, MoEProblem, oracle
+from ...reference.tensors.inputs import (
+    AppendInputs,
+    AttentionInputs,
+    PagedAttentionInputs,
+    RaggedAttentionInputs,
+)
 from ..verdicts.comparison import agree
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import VACUOUS, Verdict
+from .append import appended, compared
 from .general import kept, run_on
-from .law import ATTENTION, PAGED, Law
+from .law import APPEND, ATTENTION, PAGED, Law
 
 AnyProblem = TypeVar("AnyProblem", AttentionProblem, MoEProblem)
 ROWS, PAGES = ("large_tensors",), ("large_tensors", "large_caches")
@@ -83,7 +89,7 @@ def far_pages(subject: Subject, problem: AttentionProblem) -> Verdict:
     return _unmoved(subject, near, inputs, _with_far_pages(near, inputs))
 
 
-def _share_room(problem: AttentionProblem, inputs: PagedAttentionInputs) -> bool:
+def _share_room(problem: AttentionProblem, inputs: PagedAttentionInputs | AppendInputs) -> bool:
     """Whether one room holds the far pages of keys and of values: one is a page behind the other.
 
     A GPU that others use too has room for one more often than for two.
@@ -109,10 +115,26 @@ def _unmoved(
     return agree(first, second, bounds, exact=subject.exact(problem))
 
 
-def _with_far_pages(
-    problem: AttentionProblem, inputs: PagedAttentionInputs
-) -> PagedAttentionInputs:
-    """Return the same call with its pages spread over large caches; others hold nothing."""
+@dataclass(frozen=True)
+class _Apart:
+    """A batch's pages, spread over large caches; other pages hold nothing.
+
+    Attributes:
+        used: the ids of its pages in the small caches.
+        places: what they are in the large ones.
+        k_cache, v_cache: these, with the same contents.
+        metadata: the batch's, with the ids in the large caches.
+    """
+
+    used: torch.Tensor
+    places: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    metadata: BatchMetadata
+
+
+def _apart(problem: AttentionProblem, inputs: PagedAttentionInputs | AppendInputs) -> _Apart:
+    """Spread a batch's pages over large caches."""
     used = inputs.metadata.paged_kv_indices.unique()
     count = FAR // min(inputs.k_cache[0].numel(), inputs.v_cache[0].numel()) + len(used)
     step = count // len(used)
@@ -134,17 +156,54 @@ def _with_far_pages(
     else:
         values = keys if _share_room(problem, inputs) else room(inputs.v_cache)
         v_cache = moved(inputs.v_cache, values[1:])
-    metadata, table = inputs.metadata, inputs.block_table.clone()
-    indices = places[metadata.paged_kv_indices.long()]
-    for row, (begin, end) in enumerate(pairwise(metadata.paged_kv_indptr.tolist())):
+    indices = places[inputs.metadata.paged_kv_indices.long()]
+    metadata = replace(inputs.metadata, paged_kv_indices=indices)
+    return _Apart(used.long(), places[used.long()].long(), k_cache, v_cache, metadata)
+
+
+def _with_far_pages(
+    problem: AttentionProblem, inputs: PagedAttentionInputs
+) -> PagedAttentionInputs:
+    """Return the same call with its pages spread over large caches."""
+    apart, table = _apart(problem, inputs), inputs.block_table.clone()
+    indptr, indices = apart.metadata.paged_kv_indptr, apart.metadata.paged_kv_indices
+    for row, (begin, end) in enumerate(pairwise(indptr.tolist())):
         table[row, : end - begin] = indices[begin:end]
     return replace(
         inputs,
-        k_cache=k_cache,
-        v_cache=v_cache,
-        metadata=replace(metadata, paged_kv_indices=indices),
+        k_cache=apart.k_cache,
+        v_cache=apart.v_cache,
+        metadata=apart.metadata,
         block_table=table,
     )
+
+
+def append_far_pages(subject: Subject, problem: AttentionProblem) -> Verdict:
+    """Append to pages far apart, in place: they hold what those of small caches would."""
+    plain = replace(problem, strided_kv=False, different_kv_strides=False, kv_views="")
+    near = narrow(subject, plain)
+    if not _asked(subject, near, PAGES) or near.cache_entry.scaled:
+        return VACUOUS
+    inputs: AppendInputs = subject.materialise(near)
+    rooms = 1 if _share_room(near, inputs) else 2
+    if not has_room(subject, rooms * FAR * inputs.k_cache.element_size()):
+        return VACUOUS
+    apart = _apart(near, inputs)
+    far = replace(
+        inputs,
+        k_cache=apart.k_cache,
+        v_cache=apart.v_cache,
+        metadata=apart.metadata,
+        slots=None,
+        in_place=True,
+    )
+    found = []
+    for given, cache in zip(inputs.written, appended(subject, near, far), strict=True):
+        back = given.clone()
+        back.view(torch.uint8)[apart.used] = cache.view(torch.uint8)[apart.places]
+        found.append(back)
+    expected, bounds = oracle.bounded_append(inputs)
+    return compared(inputs, tuple(found), expected, bounds)
 
 
 def far_tokens(subject: Subject, problem: AttentionProblem) -> Verdict:
@@ -179,6 +238,15 @@ LAWS = (
         PAGED,
         far_pages,
         "pages in caches of more than 2^32 numbers give what they give in small ones",
+        weight=0.1,
+        needs=PAGES,
+        floor=1,
+    ),
+    Law(
+        "append_far_pages",
+        APPEND,
+        append_far_pages,
+        "pages in caches of more than 2^32 numbers get what they get in small ones",
         weight=0.1,
         needs=PAGES,
         floor=1,

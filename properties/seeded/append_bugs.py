@@ -339,6 +339,14 @@ def _by_slots(inputs: AppendInputs, slots: torch.Tensor) -> Pair:
     return write(inputs, slots // size, slots % size, rows)
 
 
+@seeded(BUGS, APPEND, "append_far_pages", features=("large_caches",))
+def append_page_offset_in_int32(inputs: AppendInputs) -> Pair:
+    """Multiply a page's id by the stride of pages in int32."""
+    (pages, slots), stride = addresses(inputs), inputs.k_cache.stride(0)
+    wrapped = (pages * stride).int().long() // stride % len(inputs.k_cache)
+    return write(inputs, wrapped, slots, rounded(inputs))
+
+
 @seeded(BUGS, APPEND, "never_written", features=SLOTS)
 def slot_minus_one_wraps(inputs: AppendInputs) -> Pair:
     """Write what has the slot -1 into the last slot of the cache."""
