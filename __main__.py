@@ -9,14 +9,6 @@ from __future__ import annotations
 import gc
 import sys
 
-# What the extra `suite` installs, by import name.
-SUITE_MODULES = frozenset(
-    {
-        *("click", "griffe", "hypothesis", "jinja2", "msgspec", "packaging", "pytest", "rich"),
-        *("tomli", "tomlkit", "xdist"),
-    }
-)
-
 
 def main() -> None:
     """Run the command line; exit with status 2 where the extra ``suite`` is not installed."""
@@ -28,20 +20,12 @@ def main() -> None:
 
         sys.exit(command())
     except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in SUITE_MODULES:
+        from .fixtures.suggestions import missing_of_suite
+
+        if not (why := missing_of_suite(error)):
             raise
-        sys.exit(_explain(missing))
-
-
-def _explain(missing: str) -> int:
-    from .fixtures.suggestions import how_to_install
-
-    sys.stderr.write(
-        f"kernelproof: the commands need the package {missing}, which is not installed; "
-        f"{how_to_install('suite')} brings it\n"
-    )
-    return 2
+        sys.stderr.write(f"kernelproof: the commands need {why}\n")
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -33,9 +33,10 @@ from ...properties.search.plan import Plan
 from ...properties.space.profiles import GATE_SHARE, MINUTES, PROFILES, Cost, asked_for
 from ..console.errors import MachineError, UsageRefusedError
 from ..console.evidence_file import as_evidence
+from ..console.live import in_one_log
 from ..console.outputs import Outputs
 from ..console.selection import check_implementations, check_laws, corpus_of, only_of
-from ..console.signals import ended_by_signals
+from ..console.signals import ended_by_signals, interrupted_once
 from ..console.terminal import console
 from ..fleet.command import fleet_at, fleet_to_json, print_chips
 from ..fleet.fleet import Fleet
@@ -82,10 +83,17 @@ class Request:
     resume: bool = False
     exit_first: bool = False
     deck: bool = True
+    called: bool = False
+    """Whether a program asks, which gets the summary instead of a print, and keeps its signals."""
 
 
 def examine(request: Request) -> int:
-    """Run, print, write the outputs, and return the exit code.
+    """Run, print, write the outputs, and return the exit code, see ``judge``."""
+    return judge(request).code
+
+
+def judge(request: Request) -> Summary:
+    """Run, print, write the outputs, and return the summary.
 
     Raises:
         UsageRefusedError: something that was asked for does not exist or cannot be read.
@@ -119,10 +127,12 @@ def _carry_out(
     writer: CaseWriter,
     ledger: Ledger,
     required: RequiredClaims | None,
-) -> int:
+) -> Summary:
     started = time.monotonic()
-    with ended_by_signals(run.ending.end):
-        with watch(console(sys.stderr), run, writer, _laws_by_operation(request)):
+    ended = interrupted_once if request.called else ended_by_signals
+    with ended(run.ending.end):
+        laws, repeated = _laws_by_operation(request), in_one_log() and not request.called
+        with watch(console(sys.stderr), run, writer, laws, repeated=repeated):
             try:
                 run.execute()
             except Exception as error:  # noqa: BLE001  what was learned until then is worth printing
@@ -140,13 +150,14 @@ def _carry_out(
         try:
             _write_outputs(request, summary, writer.failed, more)
         finally:
-            print_summary(console(sys.stdout), summary, verbose=request.verbose)
+            if not request.called:
+                print_summary(console(sys.stdout), summary, verbose=request.verbose)
             if isinstance(run, Fleet) and len(run.chips) > 1:
                 print_chips(console(sys.stdout), run)
         if not run.plan.sanitizer:  # under which calls take many times longer
             keep_costs(request.cases, run.plan.profile, request.device, run.costs)
         keep_builds(request.cases, run.builds)
-    return summary.code
+    return summary
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from ...properties.findings.report import INTERRUPTED, TERMINATED
@@ -22,12 +22,18 @@ _SHOW_CURSOR = "\x1b[?25h"
 
 
 @contextmanager
-def ended_by_signals(end: Callable[[str], object]) -> Iterator[None]:
+def ended_by_signals(
+    end: Callable[[str], object],
+    again: Callable[[int], object] | None = None,
+    numbers: Sequence[signal.Signals] = tuple(ENDINGS),
+) -> Iterator[None]:
     """Have the first SIGINT or SIGTERM call `end`, and a later one end the process at once.
 
     Args:
         end: function that is called with one of ``ENDINGS``. It may interrupt any line of the main
             thread.
+        again: function that is called with a later signal's number, ``end_at_once`` if None.
+        numbers: the signals; others keep their handlers.
     """
     if threading.current_thread() is not threading.main_thread():  # signals are not for it
         yield
@@ -39,14 +45,25 @@ def ended_by_signals(end: Callable[[str], object]) -> Iterator[None]:
             first.append(time.monotonic())
             end(ENDINGS[signal.Signals(number)])
         elif time.monotonic() - first[0] > TWICE_SECONDS:
-            end_at_once(number)
+            (again or end_at_once)(number)
 
-    before = {number: signal.signal(number, handle) for number in ENDINGS}
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def interrupted_once(end: Callable[[str], object]) -> Iterator[None]:
+    """Have Ctrl-C call `end`, and a second one raise: the process is a notebook's, or pytest's."""
+
+    def again(number: int) -> None:
+        signal.default_int_handler(number, None)
+
+    with ended_by_signals(end, again, (signal.SIGINT,)):
+        yield
 
 
 def signal_of(why: str) -> signal.Signals:

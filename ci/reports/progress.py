@@ -22,7 +22,7 @@ from ...properties.search.plan import Plan
 from ...properties.search.progress import Progress
 from ...properties.verdicts.text import count_of, one_line
 from ...properties.verdicts.verdict import Verdict
-from ..console.live import bar, has_block, in_one_log, live, minutes, newest, row
+from ..console.live import bar, has_block, live, minutes, newest, row
 from .display import style_of
 from .summary import not_run_text, refused
 
@@ -375,7 +375,12 @@ class Watch(Progress):
 
 @contextmanager
 def watch(
-    err: Console, run: Watched, writer: CaseWriter, laws: Mapping[str, int]
+    err: Console,
+    run: Watched,
+    writer: CaseWriter,
+    laws: Mapping[str, int],
+    *,
+    repeated: bool = False,
 ) -> Iterator[Watch]:
     """Show what a run does for the length of a with block.
 
@@ -384,8 +389,9 @@ def watch(
         run: the run, which is given its progress.
         writer: the writer of the findings' cases.
         laws: how many run for each operation.
+        repeated: see ``Watch``.
     """
-    made = Watch(err, run, writer, laws, repeated=in_one_log())
+    made = Watch(err, run, writer, laws, repeated=repeated)
     run.progress = made
     made.begin()
     with live(err, made.block, made.line):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing.connection import wait
+from multiprocessing.context import SpawnContext, SpawnProcess
+from types import ModuleType
 from typing import Any
 
 from ...reference import Problem
@@ -78,10 +81,26 @@ class Drawers:
     def _opened(self) -> ProcessPoolExecutor | None:
         with self._lock:
             if self._pool is None and self.apart and not self._closed:
-                self._pool = ProcessPoolExecutor(
-                    self.processes, multiprocessing.get_context("spawn"), _begin
-                )
+                self._pool = ProcessPoolExecutor(self.processes, _Context(), _begin)
             return self._pool
+
+
+class _Process(SpawnProcess):
+    """A process that imports what it is asked for, and not the program that asks."""
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # noqa: ANN401, N802  multiprocessing's own
+        # A script that calls `kernelproof.check` would do so again in each of them.
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            return SpawnProcess._Popen(process_obj)  # noqa: SLF001
+        finally:
+            sys.modules["__main__"] = main
+
+
+class _Context(SpawnContext):
+    Process = _Process
 
 
 def _round(axes: Axes, profile: Profile, seed: int) -> list[Problem]:

@@ -134,7 +134,7 @@ class Only:
             else:
                 kept[axis] = _among(operation, name, kept[axis], wanted)
             if not kept[axis]:
-                words = ", ".join(map(_word, wanted))
+                words = ", ".join(map(word_of, wanted))
                 others = "" if place is None else ", with the other values that were asked for"
                 message = f"no problem of {operation} has {name}={words}{others}"
                 raise OnlyError(message)
@@ -177,7 +177,7 @@ class Only:
     def __str__(self) -> str:
         """Return what is asked for as it is written on the command line."""
         return " ".join(
-            f"{name}={','.join(map(_word, each))}" for name, each in self.values.items()
+            f"{name}={','.join(map(word_of, each))}" for name, each in self.values.items()
         )
 
 
@@ -252,7 +252,7 @@ def _drop_what_no_cache_fits(operation: str, kept: dict[str, tuple[Any, ...]]) -
             if any(cache_fits(name, {**free, **_fields_of(axis, value)}) for name in names)
         )
         if not fitting:
-            words = ", ".join(map(_word, kept[axis]))
+            words = ", ".join(map(word_of, kept[axis]))
             message = f"no cache of {', '.join(names)} has {axis}={words} ({operation})"
             raise OnlyError(message)
         kept[axis] = fitting
@@ -267,7 +267,7 @@ def _drop_what_no_size_fits(operation: str, kept: dict[str, tuple[Any, ...]]) ->
     )
     if not fitting:
         sizes, formats = (
-            ", ".join(map(_word, each))
+            ", ".join(map(word_of, each))
             for each in (kept["sizes"], dict.fromkeys(each[0] for each in kept["quantisation"]))
         )
         message = f"no weights of {formats} have the sizes {sizes} ({operation})"
@@ -310,7 +310,7 @@ def _value(name: str, word: str) -> Any:  # noqa: ANN401  a value of any field
         OnlyError: the field has no such value.
     """
     usual = _known()[name]
-    spelled = {_word(value): value for value in usual}
+    spelled = {word_of(value): value for value in usual}
     # As problems are printed: True, False, None.
     plain = word.lower() if word in ("True", "False", "None") else word
     if plain in spelled:
@@ -329,7 +329,7 @@ def _meant(word: str, spelled: Collection[str]) -> str:
     """Ask whether a usual value is meant, or that of another field by the same name of a dtype."""
     full = DTYPE_ALIASES.get(word.lower(), word)
     known = _known().items()
-    others = [f"{name}={full}" for name, values in known if full in map(_word, values)]
+    others = [f"{name}={full}" for name, values in known if full in map(word_of, values)]
     if full == word or full in spelled or not others:
         return did_you_mean(full, spelled)
     return did_you_mean(full, others)
@@ -365,7 +365,7 @@ def _may_be(name: str, value: Any) -> bool:  # noqa: ANN401  a value of any fiel
     return any(_pairs(each, name, all_axes(each)[axis], (value,)) for each in there)
 
 
-def _word(value: object) -> str:
+def word_of(value: object) -> str:
     """Return a value as it is written on the command line."""
     if isinstance(value, tuple):
         return "x".join(map(str, value))

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from kernelproof.ci.console import signals
+
 SCRIPT = """
 import os, signal, subprocess, sys, time
 from kernelproof.ci.console import signals
@@ -65,3 +67,18 @@ def test_a_second_signal_ends_the_process_and_all_that_it_has_started(
     while any(Path(f"/proc/{pid}").exists() for pid in family) and time.monotonic() < until:
         time.sleep(0.01)
     assert not any(Path(f"/proc/{pid}").exists() for pid in family)
+
+
+def test_ctrl_c_twice_is_an_exception_where_the_process_is_not_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(signals, "TWICE_SECONDS", 0)
+    heard: list[str] = []
+    before = {number: signal.getsignal(number) for number in signals.ENDINGS}
+    with signals.interrupted_once(heard.append):
+        assert signal.getsignal(signal.SIGTERM) == before[signal.SIGTERM]
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert heard == ["interrupted"]
+    assert {number: signal.getsignal(number) for number in signals.ENDINGS} == before
