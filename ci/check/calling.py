@@ -16,6 +16,7 @@ from ...impl import OPERATIONS, Implementation, implementation
 from ...impl.protocol import Operation
 from ...properties.findings.files import OutputError
 from ...properties.findings.report import INTERRUPTED, Finding
+from ...properties.isolation.process import end_servers
 from ...properties.isolation.supervisor import SCRATCH
 from ...properties.laws import find_law
 from ...properties.space.profiles import PROFILES
@@ -23,7 +24,7 @@ from ..console.errors import CONFORMING, MachineError, UsageRefusedError
 from ..console.outputs import Outputs
 from ..console.rendering import render
 from ..console.selection import check_implementations
-from ..console.terminal import PLAIN_WIDTH, console
+from ..console.terminal import PLAIN_WIDTH, plain_console
 from ..options import DEVICES, FOLDER
 from ..reports.display import print_outline
 from ..reports.html_report import MARKS, TONES
@@ -88,7 +89,7 @@ class Report:
         if self.exit_code != CONFORMING:
             text = io.StringIO()
             parts = outline_of(self.summary, whole=False)
-            print_outline(console(text), [part for part in parts if part.heading in WRONG])
+            print_outline(plain_console(text), [part for part in parts if part.heading in WRONG])
             raise FindingsError(text.getvalue().strip())
 
     def to_json(self) -> dict[str, Any]:
@@ -98,7 +99,7 @@ class Report:
     def __str__(self) -> str:
         """Return the lines that the command prints."""
         text = io.StringIO()
-        print_summary(console(text), self.summary)
+        print_summary(plain_console(text), self.summary)
         return text.getvalue().rstrip("\n")
 
     def __repr__(self) -> str:
@@ -188,14 +189,25 @@ def check(
             allow_incomplete=allow_incomplete,
             called=True,
         )
-        summary = judge(request)
+        summary = _judged(request)
     except (CarryError, UsageRefusedError, OutputError) as error:
         raise ValueError(str(error)) from None
     except MachineError as error:
         raise RuntimeError(str(error)) from None
-    if summary.report.ended == INTERRUPTED:
-        raise KeyboardInterrupt
     return Report(summary)
+
+
+def _judged(request: Request) -> Summary:
+    """Return the summary of a run; nothing is left of one that Ctrl-C has ended."""
+    try:
+        summary = judge(request)
+    except KeyboardInterrupt:  # the second one
+        end_servers()
+        raise
+    if summary.report.ended == INTERRUPTED:
+        end_servers()
+        raise KeyboardInterrupt
+    return summary
 
 
 def _refuse(name: str, value: object, known: Sequence[str] | dict[str, Any]) -> None:

@@ -15,9 +15,26 @@ PLAIN_WIDTH = 120
 
 def console(stream: TextIO) -> Console:
     """Return a console; NO_COLOR and COLUMNS are respected."""
-    made = Console(file=stream, highlight=False, markup=False, emoji=False)
+    # In a notebook rich would display what is meant for a stream, a report's text too.
+    made = Console(file=stream, highlight=False, markup=False, emoji=False, force_jupyter=False)
     if not made.is_terminal and "COLUMNS" not in os.environ:
         made.width = PLAIN_WIDTH
+    made.push_render_hook(_Printable())
+    return made
+
+
+def plain_console(stream: TextIO) -> Console:
+    """Return a console for text that is kept, whatever the environment says of colours."""
+    made = Console(
+        file=stream,
+        markup=False,
+        emoji=False,
+        force_terminal=False,
+        color_system=None,
+        force_jupyter=False,
+        highlight=False,
+        width=PLAIN_WIDTH,
+    )
     made.push_render_hook(_Printable())
     return made
 

@@ -407,6 +407,13 @@ def _fork(recipe: Recipe, settings: dict[str, object], fds: dict[str, int]) -> P
             return group
 
 
+def end_servers() -> None:
+    """End the processes whose forks workers are; whoever starts a worker next starts one anew."""
+    with _servers_lock:
+        while _servers:
+            _servers.popitem()[1].end()
+
+
 _MOST_SERVERS: Final = 2  # a comparison has two sides
 _OF_ONE_TEST: Final = frozenset({"PYTEST_CURRENT_TEST"})
 _servers: Final[dict[object, ForkServer]] = {}  # the one that was used last is the last

@@ -55,15 +55,21 @@ def without_numbers(text: str) -> str:
 
 
 def test_a_function_of_a_module_is_checked_as_by_the_command(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as a notebook has it
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     import my_merges  # type: ignore[import-not-found]
 
     report = kernelproof.check(my_merges.merge, "merge_state", laws="parity")
     assert (report.verdict, report.exit_code) == ("nonconforming", 1)
     assert capsys.readouterr().out == ""
+    monkeypatch.delenv("FORCE_COLOR")
+    monkeypatch.delenv("COLUMNS")
     words = ["my_merges:merge", "--operation", "merge_state", "--profile", "quick"]
     assert main(["check", *words, "--law", "parity", "--json", "shell.json"]) == 1
+    monkeypatch.setenv("FORCE_COLOR", "1")
     assert without_numbers(str(report)) == without_numbers(capsys.readouterr().out)
     shell = json.loads(Path("shell.json").read_text())
     assert shell.keys() == report.to_json().keys()
@@ -177,7 +183,7 @@ def test_wrong_words_are_named(
 
 
 SLOW = """
-import os, time
+import glob, os, time
 import kernelproof
 def merge(inputs):
     open(f"worker-{os.getpid()}", "w").close()
@@ -186,10 +192,17 @@ try:
     kernelproof.check(merge, "merge_state", laws="parity")
 except KeyboardInterrupt:
     print("interrupted", flush=True)
+for _ in range(600):
+    left = "".join(open(each).read() for each in glob.glob("/proc/self/task/*/children"))
+    if not left:
+        break
+    time.sleep(0.1)
+print(f"left: {left}")
 print("goes on", flush=True)
 """
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_ctrl_c_ends_the_run_and_leaves_no_worker(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     started = subprocess.Popen(
@@ -202,7 +215,7 @@ def test_ctrl_c_ends_the_run_and_leaves_no_worker(tmp_path: Path) -> None:
             started.wait(0.1)
     started.send_signal(signal.SIGINT)
     out, err = started.communicate(timeout=120)
-    assert out.split("\n") == ["interrupted", "goes on", ""], err
+    assert out.split("\n") == ["interrupted", "left: ", "goes on", ""], err
     assert started.returncode == 0
     for each in workers:
         with pytest.raises(ProcessLookupError):
