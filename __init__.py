@@ -17,6 +17,8 @@ are first used: importing this package imports no torch and touches no device.
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -53,6 +55,20 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401  whatever the name stands for
     value = module if name == "strategies" else getattr(module, name)
     globals()[name] = value
     return value
+
+
+class _Strategies(ModuleType):
+    """What ``from kernelproof.strategies import problems`` finds: the root has no such file."""
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        # Whoever looks through all modules asks for other names, and must not import this one.
+        if name != "problems":
+            message = f"module {self.__name__!r} has no attribute {name!r}"
+            raise AttributeError(message)
+        return __getattr__("strategies").problems
+
+
+sys.modules[f"{__name__}.strategies"] = _Strategies(f"{__name__}.strategies")
 
 
 def __dir__() -> list[str]:

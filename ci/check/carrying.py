@@ -88,6 +88,7 @@ class _Carrier:
     def __init__(self) -> None:
         self.failures: list[str] = []
         self._bound: dict[str, Any] = {}
+        self._words: dict[str, str] = {}  # for names that nobody has given
         self._parts: list[str] = []
         self._folders: dict[str, None] = {}
         self._future = False
@@ -110,7 +111,7 @@ class _Carrier:
         try:
             self._add(name, value)
         except CarryError as error:
-            self.failures.append(f"{name} {error}")
+            self.failures.append(f"{self._words.get(name, name)} {error}")
 
     def _add(self, name: str, value: Any) -> None:  # noqa: ANN401
         if isinstance(value, ModuleType):
@@ -138,9 +139,11 @@ class _Carrier:
     def _add_implementation(self, name: str, made: Implementation) -> None:
         """Add the function of an implementation, and what was declared of it."""
         function = f"{name}_function"
+        self._words[function] = "it"
         self.bind(function, made.function)
         given = {"provider" if n == "declared_provider" else n: v for n, v in _declared(made)}
         for option, value in given.items():
+            self._words[f"{name}_{option}"] = option
             self.bind(f"{name}_{option}", value)
         self.bind("implementation", implementation)
         words = ", ".join(f"{option}={name}_{option}" for option in given)

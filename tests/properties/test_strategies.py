@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -81,3 +83,16 @@ def test_what_does_not_exist_is_named(
 ) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         strategies.problems(operation, **given)
+
+
+def test_it_is_imported_as_a_module_too() -> None:
+    code = """
+import inspect, sys, kernelproof
+exec("def made(): ...", made := {})
+inspect.getmodule(made["made"])
+assert "hypothesis" not in sys.modules
+from kernelproof.strategies import problems
+import kernelproof.strategies
+assert kernelproof.strategies.problems is problems
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -173,6 +173,7 @@ def test_the_same_function_has_one_file(cells: Cells) -> None:
             "exec('def f(): return 1')\ndef mine(inputs): return f()",
             r"f has no source \(<string>:1\): define it in a file, or in a cell",
         ),
+        ("exec('def mine(inputs): return 1')", r"mine cannot be .*: it has no source"),
         (
             "class A: pass\nclass B: pass\ndef mine(inputs): return A, B",
             "A is a type, of which no source is found.*; B is a type, of which no source is found",
@@ -193,6 +194,12 @@ def test_what_cannot_arrive_is_named(source: str, message: str, cells: Cells) ->
     names = cells(source)
     with pytest.raises(CarryError, match=message):
         there(names["mine"])
+
+
+def test_a_claim_that_cannot_arrive_is_named_as_it_was_given(cells: Cells) -> None:
+    names = cells("def mine(inputs): return 1\nmany = [lambda: 1, lambda: 2]")
+    with pytest.raises(CarryError, match="process: supports is one of several lambdas at <cell"):
+        there(names["mine"], supports=names["many"][0])
 
 
 def test_a_module_that_nobody_can_import_is_named(
