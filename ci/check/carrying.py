@@ -25,7 +25,7 @@ from typing import Any, cast
 from ...impl import Implementation, implementation
 from ...impl.protocol import Operation
 from ...impl.registry import NOT_OF_USERS
-from ...properties.findings.cases import from_here
+from ...properties.findings.cases import LONGEST_NAME, from_here
 from ...properties.findings.files import Output
 
 NAME = "checked"
@@ -75,7 +75,7 @@ def written(made: Implementation, folder: Path) -> str:
         message = f"{made.name} cannot be taken to another process: {'; '.join(carrier.failures)}"
         raise CarryError(message)
     text = carrier.text()
-    word = re.sub(r"\W+", "_", made.name, flags=re.ASCII)
+    word = re.sub(r"\W+", "_", made.name, flags=re.ASCII)[:LONGEST_NAME]
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     path = folder / f"{word}_{digest}.py"
     Output("", path).write(text)
@@ -122,7 +122,6 @@ class _Carrier:
             alias = "" if name == value.__name__ else f" as {name}"
             self._parts.append(f"import {value.__name__}{alias}\n")
         elif (home := _home_of(value)) is not None:
-            self._note_folder(home[0])
             module, path = home
             self._note_folder(module)
             alias = "" if name == path else f" as {name}"
@@ -171,6 +170,8 @@ class _Carrier:
         for used in _names_in(text):
             if used in scope and used not in (name, getattr(node, "name", "")):
                 self.bind(used, scope[used])
+        # What `import a.b` binds is a, which has no b where that was not imported.
+        self._parts += [f"__import__({each!r})\n" for each in _submodules_in(text, scope)]
         if isinstance(node, ast.Lambda):
             text = f"{name} = {text}"
         self._parts.append(text)
@@ -341,6 +342,18 @@ def _closure_of(function: FunctionType) -> dict[str, Any]:
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     # One that is assigned later is empty, and equal to no other.
     return {name: cell.cell_contents for name, cell in cells if cell != CellType()}
+
+
+def _submodules_in(text: str, scope: dict[str, Any]) -> list[str]:
+    """Return the modules that code reaches as attributes of others."""
+    found: dict[str, None] = {}
+    for node in ast.walk(ast.parse(text)):
+        root, *path = ast.unparse(node).split(".") if isinstance(node, ast.Attribute) else [""]
+        module = scope.get(root)
+        name = ".".join([module.__name__, *path]) if isinstance(module, ModuleType) else ""
+        if _is_importable(name):
+            found[name] = None
+    return list(found)
 
 
 def _names_in(text: str) -> list[str]:

@@ -128,6 +128,19 @@ def test_the_future_is_kept_and_annotations_need_not_exist(cells: Cells) -> None
     assert there(names["mine"])(None) == 1
 
 
+def test_a_submodule_is_imported_by_its_own_name(cells: Cells) -> None:
+    names = cells(
+        """
+        import concurrent.futures, torch as th
+        def mine(inputs): return concurrent.futures.Future, th.nn.functional.relu
+        """
+    )
+    made = implementation("merge_state", name="m" * 300)(names["mine"])
+    text = Path(written(made, Path("calls")).rpartition(":")[0]).read_text()
+    assert "__import__('concurrent.futures')" in text
+    assert "__import__('torch.nn.functional')" in text
+
+
 def test_the_same_function_has_one_file(cells: Cells) -> None:
     names = cells("def mine(inputs): return 1", "def other(inputs): return 1")
     first = implementation("merge_state", name="mine")(names["mine"])
