@@ -368,12 +368,17 @@ def new_command(name: str, operation: str) -> int:
     "Write a page of the documentation; this file's name says which: law-book.md, fields.md, "
     "commands.md, known-findings.md or support-matrix.md.",
 )
+@output_option(
+    "--schema",
+    "Write a JSON Schema; this file's name says of what: report.schema.json, bump.schema.json, "
+    "case.schema.json or journal.schema.json.",
+)
 def list_command(device: str, outputs: Outputs, *, as_json: bool) -> int:
     """List implementations, laws and profiles, and why an implementation cannot run here."""
     if outputs.paths:
-        from .check.pages import page_writer
+        from .check.pages import writer
 
-        outputs.write({"--markdown": page_writer(outputs.paths["--markdown"])})
+        outputs.write({flag: writer(flag, path) for flag, path in outputs.paths.items()})
         return CONFORMING
     from .check.listing import print_list
 

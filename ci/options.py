@@ -63,6 +63,7 @@ LAW = law_option(
 JSON = output_option("--json", "Write JSON to this file.")
 JUNIT = output_option("--junit", "Write JUnit XML to this file.", cls=OfLaws)
 HTML = output_option("--html", "Write an HTML page to this file.", cls=OfLaws)
+SARIF = output_option("--sarif", "Write SARIF for code scanning to this file.", cls=OfLaws)
 MARKDOWN = output_option("--markdown", "Write a comment's Markdown.")
 VERBOSE = law_option(
     "-v",
@@ -179,6 +180,13 @@ RUN = (
 )
 """Options of check, gate and bump."""
 JUDGE = (
+    SARIF,
+    law_option(
+        "--annotations/--no-annotations",
+        envvar="GITHUB_ACTIONS",
+        help="Print findings as annotations of GitHub Actions, by file and line of the kernel. "
+        "Default: where $GITHUB_ACTIONS is true.",
+    ),
     law_option(
         "-x",
         "--exitfirst",
@@ -283,7 +291,8 @@ SECTIONS = {
         "--distrust", "--exitfirst", "--watch",
     ),
     "Outputs": (
-        "--verbose", "--html", "--json", "--junit", "--markdown", "--evidence", "--cases",
+        "--verbose", "--html", "--json", "--junit", "--sarif", "--markdown", "--evidence",
+        "--cases", "--annotations",
     ),
     "Known findings": (
         "--expectations", "--policy", "--corpus", "--examples", "--allow-incomplete",

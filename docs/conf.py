@@ -10,8 +10,10 @@ from sphinx.application import Sphinx
 
 from kernelproof.ci.bump.report.page import to_page
 from kernelproof.ci.bump.report.shape import read_report
+from kernelproof.ci.check.json_schemas import SCHEMAS
 from kernelproof.ci.check.pages import PAGES
 from kernelproof.ci.cli import cli
+from kernelproof.properties.findings.files import dumps
 
 _ROOT = Path(__file__).resolve().parents[1]
 _VERSION = re.search(r'^__version__ = "(.+)"$', (_ROOT / "__init__.py").read_text(), re.MULTILINE)
@@ -69,10 +71,12 @@ def _leave_out(app: Sphinx, what: str, name: str, thing: object, *rest: object) 
     return (getattr(thing, "__doc__", "") or "").startswith("Alias for field number") or None
 
 
-def _write_example(app: Sphinx, error: Exception | None) -> None:
+def _write_beside(app: Sphinx, error: Exception | None) -> None:
     if error is None and app.builder.format == "html":
         page = to_page(read_report(_EXAMPLE))
         (Path(app.outdir) / "bump-example.html").write_text(page, encoding="utf-8")
+        for name, schema in SCHEMAS.items():  # to which docs/reports.md links
+            (Path(app.outdir) / name).write_text(dumps(schema()), encoding="utf-8")
 
 
 def _write_pages() -> None:
@@ -90,4 +94,4 @@ def setup(app: Sphinx) -> None:
     _write_pages()
     app.connect("autodoc-process-docstring", _join_names, priority=400)  # before napoleon
     app.connect("autodoc-skip-member", _leave_out)
-    app.connect("build-finished", _write_example)
+    app.connect("build-finished", _write_beside)

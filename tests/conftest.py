@@ -33,6 +33,9 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("tests")
 
+# Where these tests run on GitHub Actions, commands that they start print no annotations.
+os.environ.pop("GITHUB_ACTIONS", None)
+
 # Before torch is imported. The tensors of the tests are small: threads that wait for each other on
 # a busy machine made small operations take 57 s instead of 12 on two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

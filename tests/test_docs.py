@@ -13,7 +13,7 @@ import pytest
 
 import kernelproof
 from kernelproof import impl, reference
-from kernelproof.ci.check.pages import PAGES, page_writer
+from kernelproof.ci.check.pages import PAGES, writer
 from kernelproof.ci.cli import cli, main
 from kernelproof.ci.support.rows import all_rows
 from kernelproof.impl import gating
@@ -72,7 +72,7 @@ def test_a_generated_page_holds_each_thing_once(name: str, tmp_path: Path) -> No
 
 
 def test_the_page_of_fields_has_each_field_of_a_problem() -> None:
-    page = page_writer(Path("fields.md"))()
+    page = str(writer("--markdown", Path("fields.md"))())
     for operation, entry in OPERATIONS.items():
         _, _, rest = page.partition(f"### Problems of {operation}\n")
         table, _, _ = rest.partition("\n### ")
@@ -82,7 +82,7 @@ def test_the_page_of_fields_has_each_field_of_a_problem() -> None:
 
 
 def test_the_law_book_has_each_seeded_bug() -> None:
-    page = page_writer(Path("law-book.md"))()
+    page = str(writer("--markdown", Path("law-book.md"))())
     assert [bug.name for bug in BUGS if f"  - `{bug.name}`: " not in page] == []
 
 
@@ -94,7 +94,7 @@ def test_no_page_links_to_one_that_is_not_kept(page: Path) -> None:
 
 def test_a_page_that_is_not_generated_is_refused() -> None:
     with pytest.raises(click.UsageError, match=r"laws\.md: no page has this name; there are law-b"):
-        page_writer(DOCS / "laws.md")
+        writer("--markdown", DOCS / "laws.md")
 
 
 @pytest.mark.parametrize("package", [kernelproof, reference, impl, gating])

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import click
 from hypothesis.database import ExampleDatabase
 
 from ...fixtures.suggestions import did_you_mean
@@ -40,10 +41,12 @@ from ..console.signals import ended_by_signals, interrupted_once
 from ..console.terminal import console
 from ..fleet.command import fleet_at, fleet_to_json, print_chips
 from ..fleet.fleet import Fleet
+from ..reports.annotations import annotation_lines
 from ..reports.html_report import to_html
 from ..reports.json_report import to_json
 from ..reports.progress import watch
 from ..reports.run_outline import print_summary, to_junit
+from ..reports.sarif import to_sarif
 from ..reports.summary import Summary, summarise
 from .required_claims import FLAG, RequiredClaims, read_claims
 from .resuming import KeptLaws, kept_laws
@@ -83,6 +86,7 @@ class Request:
     resume: bool = False
     exit_first: bool = False
     deck: bool = True
+    annotations: bool = False
     called: bool = False
     """Whether a program asks, which gets the summary instead of a print, and keeps its signals."""
 
@@ -154,6 +158,9 @@ def _carry_out(
                 print_summary(console(sys.stdout), summary, verbose=request.verbose)
             if isinstance(run, Fleet) and len(run.chips) > 1:
                 print_chips(console(sys.stdout), run)
+            if request.annotations:
+                for line in annotation_lines(summary):
+                    click.echo(line)
         if not run.plan.sanitizer:  # under which calls take many times longer
             keep_costs(request.cases, run.plan.profile, request.device, run.costs)
         keep_builds(request.cases, run.builds)
@@ -322,5 +329,6 @@ def _write_outputs(
         "--evidence": lambda: as_evidence({**to_json(summary), **more}),
         "--junit": lambda: to_junit(summary),
         "--html": lambda: to_html(summary),
+        "--sarif": lambda: to_sarif(summary),
     }
     request.outputs.write(contents, [unwritten])

@@ -1,4 +1,4 @@
-"""The pages of the documentation that are generated and not kept, by the names of their files."""
+"""What is generated for the documentation and not kept, by the names of the files."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import click
 from ...properties.findings.ledger import Entry, load_ledger
 from ..support.rendering import support_matrix
 from .field_book import field_book
+from .json_schemas import SCHEMAS
 from .law_book import issue_link, law_book
 
 COMMANDS = """\
@@ -110,15 +111,21 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "support-matrix.md": support_matrix,
 }
 """What makes each page."""
+GENERATED: Mapping[str, tuple[str, Mapping[str, Callable[[], object]]]] = {
+    "--markdown": ("page", PAGES),
+    "--schema": ("schema", SCHEMAS),
+}
+"""What each option of ``list`` writes, and what makes each file by its name."""
 
 
-def page_writer(path: Path) -> Callable[[], str]:
-    """Return what makes the page of this name.
+def writer(flag: str, path: Path) -> Callable[[], object]:
+    """Return what makes the file of this name.
 
     Raises:
-        UsageError: no page has this name.
+        UsageError: nothing that the option writes has this name.
     """
-    if path.name not in PAGES:
-        message = f"--markdown {path}: no page has this name; there are {', '.join(PAGES)}"
+    what, made = GENERATED[flag]
+    if path.name not in made:
+        message = f"{flag} {path}: no {what} has this name; there are {', '.join(made)}"
         raise click.UsageError(message)
-    return PAGES[path.name]
+    return made[path.name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ import click
 
 from ...properties.findings.files import Output, OutputError, is_special
 from .errors import UsageRefusedError
+from .lines import tell
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 """Type of an option that names a file to write."""
+WRITTEN = f"{__name__}.written"
+"""Key under which a running command keeps the files that it has written."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +52,13 @@ class Outputs:
         Raises:
             UsageRefusedError: a file cannot be written.
         """
-        done = [
-            _failure(flag, path, lambda output: output.write(contents[output.flag]()))
+        failed = {
+            path: _failure(flag, path, lambda output: output.write(contents[output.flag]()))
             for flag, path in self.paths.items()
             if flag in contents
-        ]
-        _raise([*done, *failures])
+        }
+        _tell_at_the_end(path for path, why in failed.items() if not why)
+        _raise([*failed.values(), *failures])
 
 
 def output_option(
@@ -87,6 +92,22 @@ def refuse_shared_files() -> None:
             message = f"{option} {path}: is the file of {owners[place]} too"
             raise UsageRefusedError(message)
         owners[place] = option
+
+
+def _tell_at_the_end(written: Iterable[Path]) -> None:
+    """Have the running command say last, below its report, which files it wrote: each once."""
+    context = click.get_current_context(silent=True)
+    if context is None:
+        return
+    if WRITTEN not in context.meta:
+        context.meta[WRITTEN] = {}
+        context.call_on_close(partial(_tell_written, context.meta[WRITTEN]))
+    context.meta[WRITTEN].update(dict.fromkeys(each for each in written if not is_special(each)))
+
+
+def _tell_written(paths: Iterable[Path]) -> None:
+    for path in paths:
+        tell(f"wrote {path}", err=True)
 
 
 def _failure(flag: str, path: Path, action: Callable[[Output], None]) -> str:

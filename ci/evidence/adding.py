@@ -24,7 +24,7 @@ from ...properties.findings.ledger import Entry, load_ledger
 from ...properties.verdicts.verdict import Verdict
 from ...reference import problem_from_json
 from ..bump.report.contents import SCHEMA as BUMP
-from ..reports.json_report import SCHEMA as REPORT
+from ..reports.shape import SCHEMA as REPORT
 from .shapes import Bug, Bump, Comparison, Finding, KeptBug, KeptScore, Report, Score
 
 T = TypeVar("T")

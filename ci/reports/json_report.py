@@ -8,9 +8,8 @@ from ... import __version__
 from ...properties.findings.cases import versions
 from ...properties.findings.causes import causes_of
 from ...properties.findings.report import RATIO_EDGES
+from .shape import SCHEMA
 from .summary import Summary, known_findings, rejected, seconds, state
-
-SCHEMA = "kernelproof/report/1"
 
 
 def to_json(summary: Summary) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from xml.etree import ElementTree as ET
 
 ILLEGAL = re.compile(r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -30,9 +30,23 @@ def suite(name: str, **attributes: str) -> ET.Element:
     return ET.Element("testsuite", {"name": legal(name), **attributes})
 
 
-def case(suite: ET.Element, name: str, seconds: float | None = None) -> ET.Element:
-    """Add a case to a suite, and return it: one without a result has passed."""
+def case(
+    suite: ET.Element,
+    name: str,
+    seconds: float | None = None,
+    place: Mapping[str, str | int] | None = None,
+) -> ET.Element:
+    """Add a case to a suite, and return it: one without a result has passed.
+
+    Args:
+        suite: the suite of the case.
+        name: the name of the case.
+        seconds: the seconds that it took.
+        place: the ``file`` and the ``line`` that it is about.
+    """
     made = ET.SubElement(suite, "testcase", classname=suite.get("name", ""), name=legal(name))
+    for attribute, value in (place or {}).items():
+        made.set(attribute, legal(str(value)))
     if seconds is not None:
         made.set("time", f"{seconds:.3f}")
     return made

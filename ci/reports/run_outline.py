@@ -26,6 +26,7 @@ from .display import print_outline
 from .junit import case, document, printed, properties, result, suite
 from .kernels import kernel_lines, kernel_text
 from .outline import Block, Line, Part, Table
+from .places import places, repository
 from .summary import (
     KnownCause,
     Summary,
@@ -313,17 +314,22 @@ def _suite(report: ImplementationReport, summary: Summary) -> ET.Element:
         **({"left": "; ".join(each.text for each in report.left)} if report.left else {}),
         **{f"target.{name}": value for name, value in summary.report.target.items() if value},
     )
-    causes = causes_of(report)
+    causes, root = causes_of(report), repository()
+
+    def case_of(law: str, name: str, seconds: float = 0.0) -> ET.Element:
+        first = next(iter(places(report, law, root)), None)
+        return case(made, name, seconds, first and first._asdict())
+
     for law in report.laws:
-        _law(case(made, law.law, law.seconds), report, law, summary, causes)
+        _law(case_of(law.law, law.law, law.seconds), report, law, summary, causes)
     for finding in report.replayed:
         whose = "ledger" if finding.contradicts else "corpus"
         name = f"{finding.law} ({whose} case {finding.problem.id})"
-        _failure(case(made, name, 0.0), finding, cause_of(causes, finding))
+        _failure(case_of(finding.law, name), finding, cause_of(causes, finding))
     for finding in report.separation.further:
         if not finding.entry:
             name = f"{finding.law} ({finding.problem.id})"
-            _failure(case(made, name, 0.0), finding, cause_of(causes, finding))
+            _failure(case_of(finding.law, name), finding, cause_of(causes, finding))
     idle = reason_idle(report, summary)
     if report.error:
         result(case(made, "run", 0.0), "error", report.error.splitlines()[0], report.error)

@@ -60,6 +60,8 @@ class Limits(Table, frozen=True):
     has: int | None = None
 
 
+ProblemJson = Annotated[dict[str, Any], msgspec.Meta(extra_json_schema={"$ref": "#/$defs/Problem"})]
+"""A problem as JSON; its schema is that of the types of problems."""
 LAUNCHES = msgspec.Meta(ge=0, le=MOST_LAUNCHES)
 LawName = Annotated[str, one_of(law.name for law in LAWS)]
 
@@ -192,7 +194,7 @@ class Case(msgspec.Struct):
 
     law: str
     implementation: str
-    problem: dict[str, Any]
+    problem: ProblemJson
     device: Annotated[str, one_of(DEVICES)] | None = None
     operation: Annotated[str, one_of(OPERATIONS)] | None = None
     sanitizer: Annotated[str, one_of(("", *TOOLS))] | None = None

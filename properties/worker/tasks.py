@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
+import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
+from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -52,6 +55,7 @@ HANDLER = "kernelproof.properties.worker.tasks:handle"
 ERRORS_LEFT = 3
 COST_CALLS = 5
 COST_SECONDS = 2.0
+DEFINITION = re.compile(r"\s*(?:async\s+)?def\s")
 
 Kind = TypeVar("Kind", bound=Subject)
 
@@ -194,7 +198,22 @@ def describe(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
         "build_compilers": implementation.build_compilers,
         "tile": implementation.tile,
         "split": implementation.split,
+        "place": source_place(implementation.function),
     }
+
+
+def source_place(function: object) -> tuple[str, int] | None:
+    """Return the file of a function and the line of its ``def``; None where it has no source."""
+    if not isinstance(function, FunctionType):
+        return None
+    try:
+        code = inspect.unwrap(function).__code__
+        lines, first = inspect.getsourcelines(code)
+    except (AttributeError, OSError, SyntaxError, TypeError, ValueError):
+        return None
+    # The source begins with the decorators.
+    above = next((number for number, line in enumerate(lines) if DEFINITION.match(line)), 0)
+    return code.co_filename, first + above
 
 
 def probe(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
