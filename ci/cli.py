@@ -25,9 +25,10 @@ from .check.engine_folders import from_option
 from .console.choices import Choice
 from .console.completion import among, implementation_names
 from .console.errors import CONFORMING, INTERRUPTED, MACHINE, USAGE
-from .console.help import SectionedCommand, SectionedGroup
+from .console.help import SectionedCommand
 from .console.lines import tell
 from .console.outputs import Outputs, output_option, refuse_shared_files
+from .console.settings import ConfiguredGroup, words_of_settings
 from .ledger.command import corpus, expectations
 from .mutate.command import mutate
 from .options import (
@@ -75,7 +76,7 @@ Completion in bash (zsh: zsh_source), in .bashrc:
   eval "$(_KERNELPROOF_COMPLETE=bash_source kernelproof)\""""
 
 
-class Commands(SectionedGroup):
+class Commands(ConfiguredGroup):
     """The commands; one of earlier versions leads to that which took its place."""
 
     def resolve_command(
@@ -450,5 +451,7 @@ def _gating_request(implementations: Sequence[str], given: Mapping[str, Any]) ->
 
 
 def _command() -> str:
-    """Return the command as it is kept in reports."""
-    return masked(shlex.join(["kernelproof", *click.get_current_context().find_root().obj]))
+    """Return the command as it is kept in reports, with what a file says of its options."""
+    context = click.get_current_context()
+    words = [*context.find_root().obj, *words_of_settings(context)]
+    return masked(shlex.join(["kernelproof", *words]))

@@ -30,7 +30,7 @@ class OfLaws(click.Option):
         args: list[str],
     ) -> tuple[Any, list[str]]:
         """Refuse the option, or read its value."""
-        if self.name in opts and "gating" in opts:
+        if self.name in opts and ("gating" in opts or ctx.lookup_default("gating")):
             message = f"{self.opts[0]} does not go with --gating"
             raise click.UsageError(message)
         return super().handle_parse_result(ctx, opts, args)

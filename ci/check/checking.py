@@ -37,6 +37,7 @@ from ..console.evidence_file import as_evidence
 from ..console.live import in_one_log
 from ..console.outputs import Outputs
 from ..console.selection import check_implementations, check_laws, corpus_of, only_of
+from ..console.settings import is_from_file
 from ..console.signals import ended_by_signals, interrupted_once
 from ..console.terminal import console
 from ..fleet.command import fleet_at, fleet_to_json, print_chips
@@ -229,7 +230,7 @@ def _costs(request: Request) -> dict[str, Cost]:
 def _examples(request: Request) -> ExampleDatabase | None:
     """Open the example database of a profile that explores."""
     if not PROFILES[request.profile].explore:
-        if request.examples is not None:
+        if request.examples is not None and not is_from_file("examples"):
             message = f"--examples goes with --profile nightly: {request.profile} keeps none"
             raise UsageRefusedError(message)
         return None

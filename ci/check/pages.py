@@ -21,6 +21,25 @@ For whoever looks up an option: the help of every command, as `kernelproof COMMA
 it. [Reading a report](reports.md) explains what a run prints, [fields](fields.md) what `--only`
 takes. Written by `kernelproof list --markdown commands.md`.
 
+## Options in pyproject.toml
+
+The nearest `pyproject.toml`, of the current folder or one around it, may hold what the command line
+does not say. A key is the long name of an option:
+
+```toml
+[tool.kernelproof]        # of every command that has the option
+device = "cuda"
+law = ["parity", "soak"]  # an option that may be repeated takes a list
+
+[tool.kernelproof.check]  # of one command
+profile = "quick"
+allow-incomplete = true
+```
+
+The command line comes before the environment, and that before the file. Paths are relative to the
+file, whose folder need not be the current one. An unknown key or a wrong value ends the command
+with exit code 2 and names file, table and key. `--watch` is for the command line only.
+
 ## Completion in the shell
 
 Commands, options, implementations, laws, operations and the values of `support` are completed. For

@@ -1,0 +1,194 @@
+"""[tool.kernelproof] of a pyproject.toml: defaults of options, behind the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kernelproof.ci.cli import cli, main
+from kernelproof.impl.targets.unpacked import FROM
+
+if TYPE_CHECKING:
+    from kernelproof.ci.check.checking import Request
+
+Write = Callable[[str], None]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Work in a folder below the one of a pyproject.toml, and return what writes that."""
+    (tmp_path / "kernels").mkdir()
+    monkeypatch.chdir(tmp_path / "kernels")
+
+    def file(text: str) -> None:
+        (tmp_path / "pyproject.toml").write_text(text)
+
+    return file
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Request]:
+    """Return the request that a command makes."""
+    made: list[Request] = []
+
+    def examine(request: Request) -> int:
+        made.append(request)
+        return 0
+
+    monkeypatch.setattr("kernelproof.ci.check.checking.examine", examine)
+
+    def check(*words: str) -> Request:
+        assert main(["check", "mine.py:mine", *words]) == 0
+        return made[-1]
+
+    return check
+
+
+def test_a_file_gives_defaults(write: Write, checked: Callable[..., Request]) -> None:
+    write("""
+        [tool.kernelproof]
+        profile = "quick"
+        law = ["parity", "soak"]
+        jobs = 2
+        sm = "90"  # of other commands
+        minutes = 3
+        [tool.kernelproof.check]
+        jobs = 3
+        allow-incomplete = true
+        exitfirst = true
+        [tool.kernelproof.gate]
+        seed = 7
+    """)
+    made = checked()
+    assert (made.profile, made.laws, made.jobs, made.seed) == ("quick", ("parity", "soak"), 3, 0)
+    assert (made.minutes, made.allow_incomplete, made.exit_first) == (3.0, True, True)
+    words = "--profile quick --law parity --law soak --jobs 3 --minutes 3 --allow-incomplete"
+    assert made.command == f"kernelproof check mine.py:mine {words} --exitfirst"
+
+
+def test_the_command_line_beats_the_environment_and_that_the_file(
+    write: Write, checked: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("""
+        [tool.kernelproof]
+        law = ["soak"]
+        annotations = false
+        examples = "shared"
+        from = ["engine"]
+    """)
+    monkeypatch.setenv(FROM, "another")
+    monkeypatch.setenv("KERNELPROOF_EXAMPLES", "elsewhere")
+    made = checked("--law", "parity")
+    assert (made.laws, made.annotations, made.examples) == (("parity",), False, None)
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    assert checked().annotations
+    assert not checked("--no-annotations").annotations
+
+
+def test_paths_are_relative_to_the_file(write: Write, checked: Callable[..., Request]) -> None:
+    write("""
+        [tool.kernelproof]
+        json = "out/report.json"
+        cases = "/tmp/cases"
+        expectations = "known.toml"
+    """)
+    made = checked()
+    assert made.outputs.paths == {"--json": Path("../out/report.json")}
+    assert (made.cases, made.expectations) == (Path("/tmp/cases"), "../known.toml")  # noqa: S108
+    write('tool.kernelproof.expectations = "none"')
+    assert checked().expectations == "none"
+
+
+def test_the_nearest_file_counts(write: Write, checked: Callable[..., Request]) -> None:
+    write("[tool.kernelproof]\nseed = 7")
+    assert checked().seed == 7
+    Path("pyproject.toml").write_text("[project]\n")
+    assert checked().seed == 0
+
+
+def test_an_option_is_that_of_each_command_which_takes_such_a_value(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write('[tool.kernelproof]\njson = "report.json"')  # a flag of this command
+    assert main(["list"]) == 0
+    with pytest.raises(ValueError, match="Expecting value"):
+        json.loads(capsys.readouterr().out)
+    write("[tool.kernelproof.list]\njson = true")
+    assert main(["list"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == "kernelproof/list/1"
+
+
+WRONG = {
+    'profil = "quick"': "profil: there is no such option or command; did you mean profile?",
+    "[tool.kernelproof.chek]": "chek: there is no such option or command; did you mean check?",
+    "[tool.kernelproof.check]\npart = ['surface']": "check] part: there is no such option",
+    "[tool.kernelproof.corpus.ad]": "corpus] ad: there is no such option or command",
+    "check = 3": "check: must be a table",
+    "watch = true": "watch: --watch is for the command line only",
+    'seed = "3"': "seed: must be a whole number",
+    "seed = true": "seed: must be a whole number",
+    'minutes = "3"': "minutes: must be a number",
+    'law = "parity"': "law: must be a list",
+    "law = [3]": "law: must be text, in quotes",
+    "profile = 3": "profile: must be text, in quotes",
+    "verbose = 1": "verbose: must be true or false",
+    'cases = ""': "cases: --cases is empty",
+    "seed = -1": "seed: Invalid value for '--seed': -1 is not in the range",
+    "profile = 'qick'": "profile: Invalid value for '--profile': 'qick' is not one of 'quick', ",
+    'law = ["parit"]': "law: --law: there is no law 'parit'; did you mean ",
+    'from = ["none"]': "from: --from ../none: it must be a folder that holds a package",
+    'costs = "none"': "costs: --costs ../none: ",
+}
+"""What is told of a line of a file, from the last word of the table's name on."""
+
+
+@pytest.mark.parametrize(("text", "told"), WRONG.items())
+def test_what_is_wrong_is_told_by_file_table_and_key(
+    text: str, told: str, write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(f"[tool.kernelproof]\n{text}")
+    assert main(["check", "triton-merge-state"]) == 2
+    table = "[tool.kernelproof." if "] " in told else "[tool.kernelproof] "
+    assert f"../pyproject.toml: {table}{told}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[tool.kernelproof", "../pyproject.toml: not TOML ("),
+        ("[tool]\nkernelproof = 3", "../pyproject.toml: [tool] kernelproof: must be a table"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused(
+    text: str, told: str, write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(text)
+    assert main(["list"]) == 2
+    assert told in capsys.readouterr().err
+    assert main(["--version"]) == 0
+
+
+def test_what_the_command_line_says_is_not_called_the_files(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write('[tool.kernelproof]\nprofile = "quick"')
+    assert main(["check", "triton-merge-state", "--profile=qick"]) == 2
+    assert "pyproject.toml" not in capsys.readouterr().err
+
+
+def test_rules_are_tried_by_a_file_as_by_the_command_line(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write("[tool.kernelproof.check]\ngating = true")
+    assert main(["check", "triton-merge-state", "--law", "parity"]) == 2
+    assert "--law does not go with --gating" in capsys.readouterr().err
+
+
+def test_options_of_other_commands_are_no_names_of_commands() -> None:
+    """A table and an option of one name are told apart by what the file has there."""
+    flags = {flag for each in cli.commands.values() for one in each.params for flag in one.opts}
+    assert {name for name in cli.commands if f"--{name}" in flags} == {"corpus", "expectations"}
