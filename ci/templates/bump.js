@@ -2,7 +2,7 @@
 "use strict";
 // The page says all it has without this: it adds the filter, and opens what a link leads to.
 (function () {
-  const found = [...document.querySelectorAll("details.finding")];
+  const found = [...document.querySelectorAll("#findings details.finding")];
   const form = document.querySelector("form.filter");
   const get = (id) => document.getElementById(id);
 

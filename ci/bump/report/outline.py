@@ -18,6 +18,7 @@ from ...reports.markdown import to_markdown as written
 from ...reports.outline import Block, Line, Part
 from ...reports.summary import short_issue, shortened
 from ..behaviour.speed import memory_sentences
+from ..surface.uses import CHANGES_FELT
 from ..verdicts.findings import ACTIONS, engines_in_words, spared, uses_in_words
 
 
@@ -60,6 +61,8 @@ NEW = (
     "more-memory",
 )
 """Changes of those above that are shown one by one anyway, unless they are known."""
+NOBODY = "Not used by the engine's source"
+"""Heading of what concerns nobody: a page has it apart."""
 FEW_PLACES = 2
 """Places of an engine's source that are named of a finding, unless all is asked for."""
 ROWS = 2
@@ -144,6 +147,8 @@ def outline_of(report: Mapping[str, Any], *, whole: bool, comment: bool = False)
     verdict = Line("", report["message"], LOOKS[report["verdict"]].style)
     what = [] if comment else [Line("", title(report), "bold")]  # whose heading says it
     yield Part("Verdict", [verdict, *what, *_chips(report)], folded=False)
+    advice = [Line("engine", told, "yellow")] if (told := advice_on_uses(report)) else []
+    yield Part("Whom it concerns", advice, folded=False)
     with_findings = () if comment else {each["rule"] or each["message"] for each in findings}
     rules = (each["rule"] for each in report["conditions"])
     alone = [Line("condition", rule, "yellow") for rule in rules if rule not in with_findings]
@@ -160,7 +165,7 @@ def outline_of(report: Mapping[str, Any], *, whole: bool, comment: bool = False)
     failures = [Line("INCOMPLETE", each, "yellow") for each in report["failures"]]
     yield Part("Incomplete", failures, folded=False)
     not_used = blocks("unused") if whole else _unused(unused)
-    yield Part("Not used by the engine's source", not_used)
+    yield Part(NOBODY, not_used)
     if whole:
         yield Part("Other behaviour", blocks("behaviour"))
         rest = groups.get("rest", [])
@@ -187,6 +192,18 @@ def _group(each: Mapping[str, Any]) -> str:
     if each["change"] in NEW:
         return "known" if each["entry"] else "new"
     return "behaviour" if each["change"] in REPORTED_IN_FULL else "rest"
+
+
+def advice_on_uses(report: Mapping[str, Any]) -> str:
+    """Return what ``--uses`` would tell; empty where it was given, or nothing depends on it."""
+    against = [each for each in report["findings"] if each["action"] != "report"]
+    felt = [each for each in against if each["change"] in CHANGES_FELT]
+    if report.get("engines") or not felt or package_of(report) != FLASHINFER:
+        return ""
+    return (
+        f"{len(felt)} of the {len(against)} that block or set a condition may concern nobody: give "
+        "--uses PATH, the source of your engine, and what that does not use does not count"
+    )
 
 
 def _unused(findings: Sequence[Mapping[str, Any]]) -> Iterator[Line]:

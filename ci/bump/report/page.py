@@ -19,6 +19,8 @@ from ..behaviour.speed import memory_sentences
 from ..sides.releases import SIDES
 from .outline import (
     LOOKS,
+    NOBODY,
+    advice_on_uses,
     alike,
     chip_label,
     finding_block,
@@ -44,7 +46,8 @@ def to_page(report: Mapping[str, Any]) -> str:
     It loads nothing, and shows all values as text.
     """
     _, *parts = filled(outline_of(report, whole=True))
-    outline = [part for part in parts if part.heading != "Conditions"]  # the page links them
+    elsewhere = ("Conditions", "Whom it concerns", NOBODY)  # the page has them in its own places
+    outline = [part for part in parts if part.heading not in elsewhere]
     policy = report["policy"]
     return render(
         "bump.html.jinja",
@@ -53,6 +56,8 @@ def to_page(report: Mapping[str, Any]) -> str:
         look=LOOKS[report["verdict"]],
         looks=LOOKS,
         outline=outline,
+        advice=advice_on_uses(report),
+        nobody=[part for part in parts if part.heading == NOBODY],
         finding_block=partial(finding_block, whole=True),
         details=details,
         anchors=anchors(report["findings"]),

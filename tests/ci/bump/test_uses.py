@@ -516,6 +516,11 @@ def test_a_kept_report_is_read_against_an_engine_and_merging_keeps_that(
     kept, used, again = (tmp_path / name for name in ("kept.json", "used.json", "again.json"))
     write_report(kept)
     assert json.loads(kept.read_text())["verdict"] == "do not bump"
+    assert main(["merge", str(kept), "--html", str(page := tmp_path / "none.html")]) == 1
+    advice = "2 of the 2 that block or set a condition may concern nobody: give --uses PATH"
+    assert advice in " ".join(capsys.readouterr().out.split())
+    assert advice in page.read_text()
+    assert "What concerns nobody" not in page.read_text()
     source = tmp_path / "engine.py"
     source.write_text(MOE + "moe(1, 2)")
     page, comment, junit = (tmp_path / name for name in ("p.html", "c.md", "j.xml"))
@@ -529,7 +534,10 @@ def test_a_kept_report_is_read_against_an_engine_and_merging_keeps_that(
         if each.startswith("not used by the engine: ")
     ]
     assert "; positional-meaning fused_moe.moe" in line
-    assert "Not used by the engine's source (2)" in page.read_text().replace("&#39;", "'")
+    _, _, apart = page.read_text().partition('<section id="nobody"')
+    assert "Not used by the engine's source (2)" in apart.replace("&#39;", "'")
+    assert "Nothing was found to differ in what the engine uses" in page.read_text()
+    assert all("--uses PATH" not in each.read_text() for each in (page, comment))
     assert "Not used by the engine's source (2)" in comment.read_text()
     assert "engine: not used" in junit.read_text()
 
