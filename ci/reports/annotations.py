@@ -17,8 +17,13 @@ ESCAPED_IN_PROPERTY: Mapping[str, str] = {**ESCAPED, ":": "%3A", ",": "%2C"}
 
 
 def annotation_lines(summary: Summary) -> Iterator[str]:
-    """Yield a workflow command for each cause of findings, and for what was not judged."""
+    """Yield a workflow command for each cause of findings, and for what was not judged.
+
+    What the ledger explains in a file of another project is left out: nobody here can mend it.
+    """
     for each in located(summary):
+        if each.cause.finding.entry and not each.places:
+            continue
         verdict = each.cause.finding.verdict
         state = "KNOWN" if each.cause.finding.entry else f"{verdict.status} {verdict.kind}".strip()
         title = f"{state} {law_names(each.cause.laws)}"

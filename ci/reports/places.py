@@ -17,18 +17,22 @@ INSTALLED = ("site-packages", "dist-packages")
 
 
 class Place(NamedTuple):
-    """A line of a file; its path is relative to the repository, with slashes."""
+    """A line of a file, whose path is relative to the repository; of one elsewhere, absolute."""
 
     file: str
     line: int
 
 
 class Located(NamedTuple):
-    """A cause, how grave it is, and the places of its kernels; there may be none."""
+    """A cause, how grave it is, and the places of its kernels.
+
+    Those in the repository are ``places``, else those elsewhere ``outside``; there may be none.
+    """
 
     cause: Cause
     level: Level
     places: Sequence[Place]
+    outside: Sequence[Place]
 
 
 def located(summary: Summary) -> Iterator[Located]:
@@ -37,7 +41,10 @@ def located(summary: Summary) -> Iterator[Located]:
     for report in in_order(summary.report.implementations):
         for cause in causes_of(report):
             level: Level = "warning" if cause.finding.entry else "error"
-            yield Located(cause, level, places(report, cause.finding.law, root))
+            law = cause.finding.law
+            inside = places(report, law, root)
+            outside = [] if inside else places(report, law, None)
+            yield Located(cause, level, inside, outside)
 
 
 def of_the_run(summary: Summary) -> Iterator[tuple[Level, str]]:
@@ -51,18 +58,23 @@ def of_the_run(summary: Summary) -> Iterator[tuple[Level, str]]:
         yield "error", summary.sentence
 
 
-def places(report: ImplementationReport, law: str, root: Path) -> list[Place]:
-    """Return the places in the repository of what a law ran of an implementation.
+def places(report: ImplementationReport, law: str, root: Path | None) -> list[Place]:
+    """Return the places of what a law ran of an implementation.
 
     These are the Triton kernels that were launched under the law, or else under any one, or else
     the implementation's own function.
+
+    Args:
+        report: the report of the implementation.
+        law: the name of the law.
+        root: the folder of the repository in which they must lie; anywhere if None.
     """
     of_law = [each for each in report.laws if each.law == law]
-    return (
-        _launched(of_law, root)
-        or _launched(report.laws, root)
-        or _within(root, [report.declared.get("place")])
-    )
+    own = [report.declared.get("place")]
+    for each in (_launched(of_law), _launched(report.laws), own):
+        if found := _within(root, each):
+            return found
+    return []
 
 
 def repository() -> Path:
@@ -71,18 +83,20 @@ def repository() -> Path:
     return next((each for each in (here, *here.parents) if (each / ".git").exists()), here)
 
 
-def _launched(laws: Sequence[LawReport], root: Path) -> list[Place]:
+def _launched(laws: Sequence[LawReport]) -> list[tuple[str, int]]:
     files = [each for law in laws for each in law.kernels.files.items()]
-    return _within(root, [(file, line) for file, run in files for line in sorted(run.launched)])
+    return [(file, line) for file, run in files for line in sorted(run.launched)]
 
 
-def _within(root: Path, found: Sequence[tuple[str, int] | None]) -> list[Place]:
-    """Return the places in files of the repository, each once."""
+def _within(root: Path | None, found: Sequence[tuple[str, int] | None]) -> list[Place]:
+    """Return the places in files below a folder, each once."""
     inside: dict[Place, None] = {}
     for file, line in filter(None, found):
         if not Path(file).is_file():  # a cell of a notebook, or what `exec` has compiled
             continue
         path = Path(file).resolve()
-        if path.is_relative_to(root) and not set(INSTALLED) & set(path.parts):
+        if root is None:
+            inside[Place(str(path), line)] = None
+        elif path.is_relative_to(root) and not set(INSTALLED) & set(path.parts):
             inside[Place(path.relative_to(root).as_posix(), line)] = None
     return [*inside]

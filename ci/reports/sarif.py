@@ -15,8 +15,10 @@ from .summary import Summary, known_findings
 def to_sarif(summary: Summary) -> dict[str, Any]:
     """Return a SARIF log of one run: a rule for each law, a result for each cause of findings."""
     judged = {law.law for each in summary.report.implementations for law in each.laws}
-    results = [_result(each, summary) for each in located(summary)]
-    named = judged | {each["ruleId"] for each in results}
+    found = list(located(summary))
+    # GitHub takes no file in which a result has no place.
+    results = [_result(each, summary) for each in found if each.places or each.outside]
+    named = judged | {each.cause.finding.law for each in found}
     rules = [
         {
             "id": law.name,
@@ -28,6 +30,15 @@ def to_sarif(summary: Summary) -> dict[str, Any]:
     notes = [
         {"level": level, "message": {"text": printable(text)}}
         for level, text in of_the_run(summary)
+    ]
+    notes += [
+        {
+            "level": each.level,
+            "message": {"text": text_of(each)},
+            "associatedRule": {"id": each.cause.finding.law},
+        }
+        for each in found
+        if not (each.places or each.outside)
     ]
     driver = {"name": "Kernelproof", "semanticVersion": __version__, "rules": rules}
     invocation = {
@@ -42,7 +53,7 @@ def to_sarif(summary: Summary) -> dict[str, Any]:
 
 def _result(found: Located, summary: Summary) -> dict[str, Any]:
     cause, finding = found.cause, found.cause.finding
-    places = [_location(each) for each in found.places]
+    places = [_location(each) for each in found.places or found.outside]
     known = [
         {"kind": "external", "justification": each.reason}
         for report in summary.report.implementations
@@ -68,12 +79,11 @@ def _result(found: Located, summary: Summary) -> dict[str, Any]:
 
 
 def _location(place: Place) -> dict[str, Any]:
+    path = quote(place.file, errors="replace")
+    inside = {"uri": path, "uriBaseId": "%SRCROOT%"}
     return {
         "physicalLocation": {
-            "artifactLocation": {
-                "uri": quote(place.file, errors="replace"),
-                "uriBaseId": "%SRCROOT%",
-            },
+            "artifactLocation": {"uri": f"file://{path}"} if path.startswith("/") else inside,
             "region": {"startLine": place.line},
         }
     }

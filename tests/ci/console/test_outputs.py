@@ -52,6 +52,15 @@ def test_a_file_of_two_options_is_refused_and_stays(
 
 
 @pytest.mark.usefixtures("here")
+def test_each_file_that_was_written_has_a_line_at_the_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["--json", "o/r.json", "--junit", "/dev/null", "--markdown", "r.md"]
+    assert main([*COMPARED, *words]) == 0
+    assert capsys.readouterr().err.endswith("\nwrote o/r.json\nwrote r.md\n")
+
+
+@pytest.mark.usefixtures("here")
 def test_what_is_no_file_may_be_named_twice() -> None:
     assert main([*COMPARED, "--json", "/dev/null", "--junit", "/dev/null"]) == 0
 

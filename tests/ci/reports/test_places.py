@@ -32,6 +32,7 @@ TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required"
 LEVELS = {"enum": ["none", "note", "warning", "error"]}
 LOCATIONS = {
     "type": "array",
+    "minItems": 1,  # of GitHub
     "items": {
         "type": "object",
         "properties": {
@@ -39,7 +40,7 @@ LOCATIONS = {
                 "type": "object",
                 "properties": {
                     "artifactLocation": {
-                        "properties": {"uri": {"type": "string", "pattern": "^[^/:% ]([^: ]*)$"}},
+                        "properties": {"uri": {"type": "string", "pattern": "^(file://)?[^: ]+$"}},
                         "required": ["uri"],
                     },
                     "region": {"properties": {"startLine": {"type": "integer", "minimum": 1}}},
@@ -104,7 +105,7 @@ NEEDED = {
                                     }
                                 },
                             },
-                            "required": ["message", "ruleId"],
+                            "required": ["message", "ruleId", "locations"],
                         }
                     },
                 },
@@ -187,12 +188,19 @@ def test_without_a_kernel_it_stands_at_the_implementation(kernels: Path) -> None
     assert where(result) == [("my src/kernels.py", 14)]
 
 
-@pytest.mark.parametrize("file", ["/usr/lib/kernels.py", "<ipython-input-1>", "a\0b", "gone.py"])
+def notes_of(summary: Summary) -> list[dict[str, Any]]:
+    (invocation,) = to_sarif(summary)["runs"][0]["invocations"]
+    found: list[dict[str, Any]] = invocation["toolExecutionNotifications"]
+    return found
+
+
+@pytest.mark.parametrize("file", ["<ipython-input-1>", "a\0b", "gone.py"])
 @pytest.mark.usefixtures("kernels")
-def test_what_is_no_file_of_the_repository_is_no_place(file: str) -> None:
+def test_a_finding_without_a_file_is_a_notification(file: str) -> None:
     made = ended(law("parity", 3, file=Path(file)), place=[file, 1])
-    (result,) = results(made)
-    assert result["locations"] == []
+    assert results(made) == []
+    (note,) = notes_of(made)
+    assert (note["level"], note["associatedRule"]) == ("error", {"id": "parity"})
     (line,) = annotation_lines(made)
     assert line.startswith("::error title=FAIL numeric parity::")
 
@@ -201,18 +209,23 @@ def test_installed_packages_are_no_files_of_the_repository(kernels: Path) -> Non
     file = kernels.parent / ".venv" / "lib" / "site-packages" / "theirs.py"
     file.parent.mkdir(parents=True)
     file.touch()
-    made = ended(law("parity", 3, file=file), place=[str(kernels), 14])
-    assert where(results(made)[0]) == [("my src/kernels.py", 14)]
+    kernel = law("parity", 3, file=file)
+    assert where(results(ended(kernel, place=[str(kernels), 14]))[0]) == [("my src/kernels.py", 14)]
+    made = ended(kernel)
+    (result,) = results(made)
+    assert where(result) == [(f"file://{file}", 3)]
+    (line,) = annotation_lines(made)
+    assert line.startswith("::error title=")
 
 
-@pytest.mark.usefixtures("kernels")
-def test_a_known_finding_is_a_warning_with_its_reason() -> None:
-    made = ended(law("merge_identity", entry="merge-empty"))
+def test_a_known_finding_is_a_warning_with_its_reason(kernels: Path) -> None:
+    made = ended(law("merge_identity", 5, file=kernels, entry="merge-empty"))
     (result,) = results(made)
     assert result["level"] == "warning"
     assert result["suppressions"] == [{"kind": "external", "justification": "no rows"}]
     (line,) = annotation_lines(made)
-    assert line.startswith("::warning title=KNOWN merge_identity::")
+    assert line.startswith("::warning file=my src/kernels.py,line=5,title=KNOWN merge_identity::")
+    assert not list(annotation_lines(ended(law("merge_identity", entry="merge-empty"))))
 
 
 @pytest.mark.usefixtures("kernels")
@@ -229,10 +242,9 @@ def test_an_annotation_is_one_line_whatever_a_kernel_says() -> None:
 def test_what_could_not_be_judged_is_told_too() -> None:
     made = ended(error="there is no module 'a'")
     assert results(made) == []
-    (invocation,) = to_sarif(made)["runs"][0]["invocations"]
-    assert not invocation["executionSuccessful"]
-    told = [each["message"]["text"] for each in invocation["toolExecutionNotifications"]]
-    assert told[0] == "mine: there is no module 'a'"
+    (note,) = notes_of(made)
+    assert note["message"]["text"] == "mine: there is no module 'a'"
+    assert not to_sarif(made)["runs"][0]["invocations"][0]["executionSuccessful"]
 
 
 def decorated(function: Any) -> Any:  # noqa: ANN401  any function
