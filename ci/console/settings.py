@@ -72,7 +72,7 @@ class Setting:
         if not (isinstance(option.type, click.Path) or self._is_ledger):
             return self.value
         values = self.value if option.multiple else [self.value]
-        found = [os.path.normpath(self.file.parent / Path(each).expanduser()) for each in values]
+        found = [os.path.normpath(self.file.parent / each) for each in values]
         return found if option.multiple else found[0]
 
     @property
@@ -143,9 +143,12 @@ def _settings(group: click.Group) -> Iterator[tuple[tuple[str, ...], Given]]:
         UsageRefusedError: the nearest file cannot be read, no option or command has the name of a
             key, or a value is of the wrong type.
     """
-    here = Path.cwd()
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # somebody has removed the folder
+        return
     around = (each / FILE for each in (here, *here.parents))
-    path = next((each for each in around if each.is_file()), None)
+    path = next((each for each in around if os.path.isfile(each)), None)  # noqa: PTH113  never raises
     if path is None:
         return
     shown = Path(os.path.relpath(path))
