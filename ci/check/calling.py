@@ -163,7 +163,7 @@ def check(
             'function, a test, or under `if __name__ == "__main__":`'
         )
         raise RuntimeError(message)
-    laws = (laws,) if isinstance(laws, str) else tuple(laws)
+    laws = (laws,) if isinstance(laws, str) else tuple(laws or ())
     _refuse("operation", operation, OPERATIONS)
     _refuse("profile", profile, PROFILES)
     _refuse("device", device, DEVICES.choices)
@@ -211,7 +211,7 @@ def _judged(request: Request) -> Summary:
 
 
 def _refuse(name: str, value: object, known: Sequence[str] | dict[str, Any]) -> None:
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         meant = did_you_mean(str(value), known)
         message = f"{name} is {value!r}; {meant}it must be one of {', '.join(known)}"
         raise ValueError(message)
@@ -220,7 +220,7 @@ def _refuse(name: str, value: object, known: Sequence[str] | dict[str, Any]) -> 
 def _check_laws(names: Sequence[str]) -> None:
     try:
         for name in names:
-            find_law(name)
+            find_law(str(name))
     except LookupError as error:
         message = f"laws: {error.args[0]}"
         raise ValueError(message) from None
@@ -230,7 +230,8 @@ def _check_numbers(seed: int, minutes: float | None) -> None:
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         message = f"seed is {seed!r}; it must be a number from 0 on"
         raise ValueError(message)
-    if minutes is not None and not 0 < minutes <= math.inf:
+    number = isinstance(minutes, (int, float)) and not isinstance(minutes, bool)
+    if minutes is not None and not (number and 0 < minutes <= math.inf):
         message = f"minutes is {minutes!r}; it must be above 0"
         raise ValueError(message)
 

@@ -167,7 +167,10 @@ class _Carrier:
             raise CarryError(message)
         future = function.__code__.co_flags & __future__.annotations.compiler_flag
         self._future |= bool(future)
-        for used in _names_in(text):
+        defaults = self._without_defaults(name, node, function) if value is function else None
+        if defaults is not None:
+            text = ast.unparse(node) + "\n"
+        for used in _names_in(text, future=bool(future)):
             if used in scope and used not in (name, getattr(node, "name", "")):
                 self.bind(used, scope[used])
         # What `import a.b` binds is a, which has no b where that was not imported.
@@ -175,13 +178,55 @@ class _Carrier:
         if isinstance(node, ast.Lambda):
             text = f"{name} = {text}"
         self._parts.append(text)
-        own = getattr(node, "name", name)
-        if own != name:
-            before = self._bound.setdefault(own, value)
-            if not _is_same(before, value) and getattr(before, "function", None) is not value:
-                message = f"is defined as {own}, which stands for something else here: rename one"
-                raise CarryError(message)
-            self._parts.append(f"{name} = {own}\n")
+        self._name(name, getattr(node, "name", name), value)
+        self._parts += [f"{name}.{each} = {code}\n" for each, code in (defaults or {}).items()]
+
+    def _name(self, name: str, own: str, value: Any) -> None:  # noqa: ANN401  as of ``_define``
+        """Give what is defined by its own name the one that it has here.
+
+        Raises:
+            CarryError: its own name stands for something else.
+        """
+        if own == name:
+            return
+        before = self._bound.setdefault(own, value)
+        if not _is_same(before, value) and getattr(before, "function", None) is not value:
+            message = f"is defined as {own}, which stands for something else here: rename one"
+            raise CarryError(message)
+        self._parts.append(f"{name} = {own}\n")
+
+    def _without_defaults(
+        self,
+        name: str,
+        node: ast.AST,
+        function: Any,  # noqa: ANN401
+    ) -> dict[str, str] | None:
+        """Take defaults that are no literals from a definition, which had a value when it was made.
+
+        Returns:
+            Code for ``__defaults__`` and ``__kwdefaults__``; None where each is a literal.
+        """
+        if not isinstance(node, (ast.FunctionDef, ast.Lambda)):
+            return None
+        given = [*node.args.defaults, *(each for each in node.args.kw_defaults if each)]
+        if all(isinstance(each, ast.Constant) for each in given):
+            return None
+        nothing = ast.Constant(None)
+        node.args.defaults = [nothing for _ in node.args.defaults]
+        node.args.kw_defaults = [each and nothing for each in node.args.kw_defaults]
+        positional, named = [], []
+        for place, default in enumerate(function.__defaults__ or ()):
+            self._words[f"{name}_default_{place}"] = "a default"
+            self.bind(f"{name}_default_{place}", default)
+            positional.append(f"{name}_default_{place},")
+        for option, default in (function.__kwdefaults__ or {}).items():
+            self._words[f"{name}_default_{option}"] = f"the default of {option}"
+            self.bind(f"{name}_default_{option}", default)
+            named.append(f"{option!r}: {name}_default_{option}")
+        return {
+            "__defaults__": f"({' '.join(positional)})",
+            "__kwdefaults__": f"{{{', '.join(named)}}}",
+        }
 
     def _expression(self, value: Any) -> str:  # noqa: ANN401
         """Return code for a value: as it is written, else pickled."""
@@ -356,8 +401,13 @@ def _submodules_in(text: str, scope: dict[str, Any]) -> list[str]:
     return list(found)
 
 
-def _names_in(text: str) -> list[str]:
-    """Return the names that code takes from around it."""
+def _names_in(text: str, *, future: bool) -> list[str]:
+    """Return the names that code takes from around it.
+
+    Args:
+        text: the code.
+        future: whether annotations are text there, whose names nothing takes.
+    """
     found: dict[str, None] = {}
 
     def visit(table: symtable.SymbolTable) -> None:
@@ -368,5 +418,5 @@ def _names_in(text: str) -> list[str]:
         for inner in table.get_children():
             visit(inner)
 
-    visit(symtable.symtable(FUTURE + text, "<carried>", "exec"))
+    visit(symtable.symtable(FUTURE * future + text, "<carried>", "exec"))
     return list(found)

@@ -154,7 +154,7 @@ def _settings(group: click.Group) -> Iterator[tuple[tuple[str, ...], Given]]:
     shown = Path(os.path.relpath(path))
     outer, _, key = TABLE.rpartition(".")
     tables = read_toml(shown, UsageRefusedError).get(outer, {})
-    if key in tables:
+    if isinstance(tables, dict) and key in tables:
         yield from _read(group, (), Setting(shown, outer, key, tables[key]), ())
 
 

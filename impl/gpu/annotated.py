@@ -39,15 +39,26 @@ def _with_widths(launch: Callable[..., Any], interpreter: Any) -> Callable[..., 
     @functools.wraps(launch)
     def launched(executor: Any, *arguments: Any, **options: Any) -> Any:
         if widths := declared_widths(executor.fn):
-            named = zip(executor.arg_names, arguments, strict=False)
+            pairs = zip(executor.arg_names, arguments, strict=False)
             arguments = (
-                *(given(name, value, widths) for name, value in named),
+                *(given(name, value, widths) for name, value in pairs),
                 *arguments[len(executor.arg_names) :],
             )
-            options = {name: given(name, value, widths) for name, value in options.items()}
+            named = executor.arg_names[: len(arguments)]
+            left = {
+                n: v for n, v in defaults(executor.fn).items() if n in widths and n not in named
+            }
+            options = {n: given(n, value, widths) for n, value in (left | options).items()}
         return launch(executor, *arguments, **options)
 
     return launched
+
+
+@functools.cache
+def defaults(kernel: Callable[..., Any]) -> dict[str, Any]:
+    """Return the default of each parameter of a kernel that has one."""
+    parameters = inspect.signature(kernel).parameters.items()
+    return {name: each.default for name, each in parameters if each.default is not each.empty}
 
 
 @functools.cache

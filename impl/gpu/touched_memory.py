@@ -10,6 +10,7 @@ and undefined lanes hold what no kernel can use: NaN, or a number far outside of
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +34,10 @@ GARBAGE_BYTE = 0x7F
 MASKS = {"create_masked_load": 1, "create_masked_store": 2, "create_atomic_rmw": 3}
 """Functions of the interpreter that take pointers, and the place of their mask behind it."""
 READS = "reads"
+MADE = "a tensor that the call made"
+"""What memory is called that has no other name."""
+NEAR = 1 << 12
+"""Bytes from a tensor within which it is named: what lies further is some other memory."""
 
 
 class TouchedMemory:
@@ -110,9 +115,9 @@ class TouchedMemory:
         touched = addresses[mask]
         if not touched.size:
             return mask
-        firsts, ends = self._memory()
-        places = np.searchsorted(firsts, touched, side="right") - 1
-        right = (places >= 0) & (touched + np.uint64(size) <= ends[np.maximum(places, 0)])
+        right = self._right(touched, size)
+        if not right.all() and self._find_living():
+            right = self._right(touched, size)
         if right.all():
             return mask
         if not self.outside:
@@ -121,6 +126,25 @@ class TouchedMemory:
         left = mask.copy()
         left[mask] = right
         return left
+
+    def _right(self, touched: Any, size: int) -> Any:
+        """Return which addresses lie in memory that may be touched."""
+        firsts, ends = self._memory()
+        places = np.maximum(np.searchsorted(firsts, touched, side="right") - 1, 0)
+        # Differences: a sum wraps around at an address before the memory's beginning.
+        left = ends[places] - np.minimum(touched, ends[places])
+        return (touched >= firsts[places]) & (left >= np.uint64(size))
+
+    def _find_living(self) -> bool:
+        """Allow tensors that earlier calls keep, which a kernel may know by their addresses.
+
+        It takes as long as Python has objects, so that only an access outside asks for it.
+        """
+        before = len(self._names)
+        for each in gc.get_objects():
+            if isinstance(each, torch.Tensor):
+                self.allow(each)
+        return len(self._names) > before
 
     def _said(self, touched: Any, verb: str) -> str:
         first = int(touched[0])
@@ -131,9 +155,15 @@ class TouchedMemory:
             frame = frame.f_back
         line = f" in line {frame.f_lineno}" if frame else ""
         said = f"{code.co_name}{line} {verb} {lanes} outside of what the call was given or has made"
-        before = [(end, name) for (begin, end), name in self._names.items() if begin <= first]
-        end, name = max(before, default=(0, ""))
-        return f"{said}, the first {first - end} bytes behind {name}" if 0 < end <= first else said
+        where = [
+            (first - end, "behind", name) if end <= first else (begin - first, "before", name)
+            for (begin, end), name in self._names.items()
+            if begin - NEAR < first < end + NEAR and not begin <= first < end
+        ]
+        if not where:
+            return said
+        distance, side, name = min(where)
+        return f"{said}, the first {distance} bytes {side} {name}"
 
     def _memory(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Return the first and the last addresses of what may be touched, without overlaps."""
@@ -148,15 +178,19 @@ class TouchedMemory:
             self._sorted = table[:, 0].copy(), table[:, 1].copy()
         return self._sorted
 
-    def allow(self, tensor: torch.Tensor, name: str = "a tensor that the call made") -> None:
+    def allow(self, tensor: torch.Tensor, name: str = MADE) -> None:
         """Let a call touch the memory of a tensor that is no view of an input."""
+        if tensor.layout != torch.strided or tensor.device.type != "cpu":
+            return
         storage = tensor.untyped_storage()
         base = storage.data_ptr()
-        if base in self._given or tensor.device.type != "cpu":
+        span = base, base + storage.nbytes()
+        if base in self._given or self._names.get(span) == name:
             return
-        self._storages[base] = storage
-        self._names[base, base + storage.nbytes()] = name
-        self._sorted = None
+        if span not in self._names:
+            self._storages[base], self._sorted = storage, None
+        if span not in self._names or name != MADE:
+            self._names[span] = name
 
 
 class _Allocations(TorchDispatchMode):

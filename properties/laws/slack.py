@@ -142,23 +142,28 @@ def touched_memory(subject: Subject, problem: Any) -> Verdict:  # noqa: ANN401  
 
     Where the kernel is wrong without garbage too, other laws say so.
     """
-    compared = PARITY[problem.operation]
     memory = TouchedMemory()
-    try:
-        with subject.surrounded(tight=True), subject.watched_by(memory):
-            verdict = compared(subject, problem)
-    except Stop as stop:
-        verdict = stop.verdict
+    with subject.watched_by(memory):
+        verdict = _in_tight_memory(subject, problem)
     if memory.outside:
         return fail("wrote_outside" if memory.wrote else "read_outside", memory.outside)
     if not memory.launches:
         return VACUOUS
-    if verdict.bad and compared(subject, problem).bad:
-        return VACUOUS
     if not verdict.bad:
         return verdict
+    if _in_tight_memory(subject, problem).bad:
+        return VACUOUS
     undefined = "with NaN in the lanes that a load's mask leaves undefined"
     return replace(verdict, message=f"{undefined}: {verdict.message}")
+
+
+def _in_tight_memory(subject: Subject, problem: Any) -> Verdict:  # noqa: ANN401  of the operations
+    """Compare an answer with the oracle's where inputs end with their allocations."""
+    try:
+        with subject.surrounded(tight=True):
+            return PARITY[problem.operation](subject, problem)
+    except Stop as stop:
+        return stop.verdict
 
 
 LAWS = (

@@ -263,3 +263,18 @@ def test_a_file_finds_the_users_modules_from_anywhere(
     assert f"sys.path += [{str(tmp_path)!r}]" in text
     assert "from helpers_of_mine import one as first" in text
     assert there(names["mine"])(materialise(MergeProblem())) == 1
+
+
+def test_defaults_and_annotations_are_those_of_the_definition(cells: Cells) -> None:
+    names = cells(
+        """
+        from collections.abc import Sequence
+        made = []
+        for n in (1, 2):
+            def mine(inputs: Sequence, k=n, *, more=n + 1) -> Sequence: return k, more
+            made.append(mine)
+        lambdas = [lambda inputs, s=s: s for s in (1, 2)]
+        """
+    )
+    assert there(names["made"][0])(None) == (1, 2)
+    assert there(names["lambdas"][1])(None) == 2

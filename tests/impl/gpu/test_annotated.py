@@ -16,15 +16,17 @@ import triton.language as tl
 from kernelproof.impl.gpu.triton_interpreter import hasten
 
 @triton.jit
-def multiply(out, page: tl.int32, stride: tl.int64, plain, WIDE: tl.constexpr):
+def multiply(out, page: tl.int32, plain, WIDE: tl.constexpr, stride: tl.int64 = 2**15):
     factor = stride if WIDE else plain
     tl.store(out, page * factor)
 
 hasten()
 for wide in (True, False):
     out = torch.zeros(1, dtype=torch.int64)
-    multiply[(1,)](out, 2**17, 2**15, plain=2**15, WIDE=wide)
+    multiply[(1,)](out, 2**17, plain=2**15, WIDE=wide)
     print(out.item())
+multiply[(1,)](out, 2**17, 1, True, 2**16)
+print(out.item())
 """
 
 
@@ -42,4 +44,4 @@ def test_an_offset_of_a_wide_stride_does_not_wrap_around(tmp_path: Path) -> None
     file = tmp_path / "kernel.py"
     file.write_text(KERNEL, encoding="utf-8")
     ran = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=True)
-    assert ran.stdout.split() == [str(2**32), "0"]
+    assert ran.stdout.split() == [str(2**32), "0", str(2**33)]

@@ -17,6 +17,7 @@ from kernelproof.reference import AttentionProblem, MergeProblem, Problem, Slots
 
 OVERREADS = str(Path(__file__).parents[2] / "faults" / "overreads.py")
 MERGES = """
+import functools
 import torch, triton
 import triton.language as tl
 from kernelproof.impl import implementation
@@ -43,6 +44,21 @@ def touch(array, pointers, first, which: tl.constexpr):
     elif which == "undefined":
         total = tl.sum(tl.load(array + lanes, mask=inside))
         tl.store(array + lanes, total, mask=inside)
+
+@functools.cache
+def kept():
+    array = torch.zeros(8)
+    return array, torch.tensor([array.data_ptr()])
+
+@implementation("merge_state", name="kept-pointers", supports=lambda p, t: True)
+def keeps(inputs):
+    touch[(1,)](torch.zeros(8), kept()[1], 0, which="by pointers")
+    return merge_state(inputs)
+
+@implementation("merge_state", name="reads-before-nothing", supports=lambda p, t: True)
+def nothing(inputs):
+    touch[(1,)](torch.zeros(0), torch.zeros(1), -16, which="before")
+    return merge_state(inputs)
 
 def touching(which, first=0):
     @implementation("merge_state", name=which.replace(" ", "-"), supports=lambda p, t: True)
@@ -103,7 +119,9 @@ def test_reads_behind_an_input_are_seen_and_named(name: str, elements: int, work
     [
         ("stores", "wrote_outside", "writes 4 elements at once"),
         ("adds", "wrote_outside", "changes 4 elements at once"),
-        ("before", "read_outside", "reads 4 elements at once"),
+        ("before", "read_outside", "the first 16 bytes before the argument array"),
+        ("nothing", "read_outside", "reads 16 elements at once"),
+        ("keeps", "", ""),
         ("undefined", "nan", "lanes that a load's mask leaves undefined"),
         ("by_pointers", "", ""),
         ("described", "", ""),
@@ -113,6 +131,7 @@ def test_reads_behind_an_input_are_seen_and_named(name: str, elements: int, work
 def test_lanes_outside_and_undefined_ones(
     name: str, kind: str, said: str, worker: Worker, merges: Path
 ) -> None:
+    ask(worker, f"{merges}:{name}", MergeProblem())
     found = ask(worker, f"{merges}:{name}", MergeProblem())
     assert (found.status, found.kind) == (("FAIL", kind) if kind else ("PASS", "")), found.message
     assert said in found.message
