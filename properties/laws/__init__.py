@@ -6,14 +6,12 @@ from ...fixtures.suggestions import did_you_mean
 from . import (
     append,
     attention,
-    context_parallel,
     far,
     general,
     hidden,
     host_ahead,
     life_cycle,
     merge,
-    metadata,
     moe_inert,
     moe_options,
     moe_order,
@@ -27,6 +25,7 @@ from . import (
     trees,
 )
 from .law import Law
+from .metadata import builders, context_parallel
 
 LAWS: tuple[Law, ...] = (
     *general.LAWS,
@@ -42,7 +41,7 @@ LAWS: tuple[Law, ...] = (
     *soak.LAWS,
     *host_ahead.LAWS,
     *merge.LAWS,
-    *metadata.LAWS,
+    *builders.LAWS,
     *context_parallel.LAWS,
     *append.LAWS,
     *routing.LAWS,

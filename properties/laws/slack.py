@@ -19,7 +19,7 @@ from ..verdicts.contained import Stop
 from ..verdicts.snapshot import Snapshot
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import VACUOUS, Verdict
-from . import context_parallel, metadata, routing
+from . import routing
 from .append import append_parity
 from .general import expectation_of, kept, parity
 from .law import (
@@ -34,6 +34,7 @@ from .law import (
     SLOTS,
     Law,
 )
+from .metadata import builders, context_parallel
 
 INTEGERS = (2**31 - 1, -1, -(2**31), 2**30)
 """What integers hold behind a batch: a page, a slot, an offset or a length that does not exist."""
@@ -43,9 +44,9 @@ PARITY: dict[str, Callable[[Subject, Any], Verdict]] = {
     **dict.fromkeys((*ATTENTION, *MERGE, *MOE, *BATCHED), parity),
     **dict.fromkeys(ROUTE, routing.parity),
     **dict.fromkeys(APPEND, append_parity),
-    **dict.fromkeys(METADATA, metadata.parity),
+    **dict.fromkeys(METADATA, builders.parity),
     **dict.fromkeys(CONTEXT_PARALLEL, context_parallel.parity),
-    **dict.fromkeys(SLOTS, metadata.slots_parity),
+    **dict.fromkeys(SLOTS, builders.slots_parity),
 }
 """Comparisons of answers with the oracle's, by operation."""
 

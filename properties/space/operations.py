@@ -34,7 +34,7 @@ from .attention_strategies import (
 from .axis_values import Axes
 from .floors import edges_of_experts, edges_owed_by_experts, floor_problems, long_problems
 from .longest import full_batches, longest, of_hidden_tiles, of_one_sign
-from .metadata_strategies import (
+from .metadata.strategies import (
     CONTEXT_PARALLEL_AXES,
     SLOTS_AXES,
     context_parallel_example,

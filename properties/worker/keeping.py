@@ -23,7 +23,7 @@ from ...reference.operations import OPERATIONS as ORACLES
 from ...reference.operations import operation_of
 from ...reference.oracle import bounded_append
 from ...reference.tensors.inputs import AppendInputs
-from ..laws.metadata import FIELDS, SLOT_MAPPING
+from ..laws.metadata.builders import FIELDS, SLOT_MAPPING
 from ..verdicts.comparison import Check, all_within, bitwise, unusable
 from ..verdicts.operations import APPENDED, AS_READ, OPERATIONS, appended_caches
 from ..verdicts.subject import Subject

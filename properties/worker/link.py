@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ..laws.metadata import FIELDS
+from ..laws.metadata.builders import FIELDS
 from ..verdicts.comparison import unusable
 
 MOST_CHARACTERS = 1 << 20

@@ -7,10 +7,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ...reference import ContextParallelProblem, SlotsProblem
-from .attention_strategies import MOST_KEYS, lengths
-from .axis_values import Axes
-from .strategy_helpers import LARGEST_SEED, sampled
+from ....reference import ContextParallelProblem, SlotsProblem
+from ..attention_strategies import MOST_KEYS, lengths
+from ..axis_values import Axes
+from ..strategy_helpers import LARGEST_SEED, sampled
 
 CONTEXT_PARALLEL_AXES: dict[str, tuple[Any, ...]] = {
     "page_size": (1, 2, 3, 4, 8, 16, 64),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...reference import (
+from ....reference import (
     AttentionOutput,
     BatchMetadata,
     ContextParallelProblem,
@@ -17,17 +17,17 @@ from ...reference import (
     merge_states,
     oracle,
 )
-from ...reference.attention.bounds import Bounded
-from ...reference.tensors.context_parallel import ContextParallelInputs, slice_of_rank
-from ...reference.tensors.inputs import AttentionInputs
-from ..verdicts.comparison import agree, bitwise, fail
-from ..verdicts.contained import Stop
-from ..verdicts.subject import Subject
-from ..verdicts.verdict import PASS, VACUOUS, Verdict
-from .law import CONTEXT_PARALLEL, Law
-from .metadata import fields_of
-from .partition import EXACT_MERGE
-from .selection import Part, select
+from ....reference.attention.bounds import Bounded
+from ....reference.tensors.context_parallel import ContextParallelInputs, slice_of_rank
+from ....reference.tensors.inputs import AttentionInputs
+from ...verdicts.comparison import agree, bitwise, fail
+from ...verdicts.contained import Stop
+from ...verdicts.subject import Subject
+from ...verdicts.verdict import PASS, VACUOUS, Verdict
+from ..law import CONTEXT_PARALLEL, Law
+from ..partition import EXACT_MERGE
+from ..selection import Part, select
+from .builders import fields_of
 
 
 class _Slice(NamedTuple):

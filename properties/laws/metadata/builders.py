@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...reference import (
+from ....reference import (
     PAD_SLOT,
     MetadataProblem,
     Problem,
@@ -18,16 +18,16 @@ from ...reference import (
     slice_phases,
     split_decodes_and_prefills,
 )
-from ...reference.tensors.inputs import MetadataInputs
-from ...reference.tensors.slots import SlotInputs, slots_of
-from ...reference.tensors.values import choose
-from ..verdicts.comparison import bitwise, fail
-from ..verdicts.contained import Stop
-from ..verdicts.operations import APPENDED
-from ..verdicts.snapshot import Snapshot
-from ..verdicts.subject import Subject
-from ..verdicts.verdict import PASS, VACUOUS, Verdict
-from .law import APPEND, CONTEXT_PARALLEL, METADATA, SLOTS, Law
+from ....reference.tensors.inputs import MetadataInputs
+from ....reference.tensors.slots import SlotInputs, slots_of
+from ....reference.tensors.values import choose
+from ...verdicts.comparison import bitwise, fail
+from ...verdicts.contained import Stop
+from ...verdicts.operations import APPENDED
+from ...verdicts.snapshot import Snapshot
+from ...verdicts.subject import Subject
+from ...verdicts.verdict import PASS, VACUOUS, Verdict
+from ..law import APPEND, CONTEXT_PARALLEL, METADATA, SLOTS, Law
 
 COMPARED = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 """Dtypes that torch compares with int32; what another integer holds is not read."""

@@ -1,0 +1,1 @@
+"""Laws of what builds the metadata of batches: integers, compared exactly."""

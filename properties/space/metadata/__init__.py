@@ -1,0 +1,1 @@
+"""Drawing problems of what builds the metadata of batches."""
