@@ -33,6 +33,7 @@ Operation = Literal[
     "build_metadata",
     "slice_context_parallel",
     "map_slots",
+    "prepare_batch",
     "route",
     "moe",
     "batched_moe",

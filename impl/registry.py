@@ -103,6 +103,7 @@ SHIPPED = {
     "torch-batched-moe": "torch.batched_moe:experts",
     "torch-slice-context-parallel": "torch.context_parallel:slice_context_parallel",
     "torch-map-slots": "torch.slots:map_slots",
+    "torch-prepare-batch": "torch.preparation:prepare_batch",
     "reference-metadata": "torch.reference_metadata:build",
     "triton-attention": "triton.attention:paged",
     "triton-attention-split-kv": "triton.attention:split_kv",

@@ -17,6 +17,7 @@ from .attention.definition import AttentionOutput, paged_attention, ragged_atten
 from .attention.merge import merge_error_bound, merge_states
 from .attention.metadata import BatchMetadata, build_metadata
 from .attention.phases import slice_phases, split_decodes_and_prefills
+from .attention.preparation import prepare_batch
 from .attention.slots import PAD_SLOT, map_slots
 from .formats.arithmetic import UNIT_ROUNDOFF, Arithmetic, unit_roundoff
 from .formats.kv_format import KVCacheFormat
@@ -53,6 +54,7 @@ from .operations import materialise, problem_from_json
 from .problems import (
     AttentionProblem,
     BatchedMoEProblem,
+    BatchProblem,
     ContextParallelProblem,
     MergeProblem,
     MetadataProblem,
@@ -77,6 +79,7 @@ __all__ = [
     "AttentionOutput",
     "AttentionProblem",
     "BatchMetadata",
+    "BatchProblem",
     "BatchedMoEProblem",
     "ContextParallelProblem",
     "KVCacheFormat",
@@ -117,6 +120,7 @@ __all__ = [
     "moe_error_bound",
     "pack_e2m1",
     "paged_attention",
+    "prepare_batch",
     "problem_from_json",
     "quantize_e2m1",
     "quantize_fp8",

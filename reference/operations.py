@@ -18,7 +18,7 @@ from .formats.arithmetic import BLOCK_FORMATS, Arithmetic
 from .problems import Problem
 from .problems.field_types import hints_of
 from .problems.from_json import read_problem
-from .tensors import batched_moe, context_parallel, slots
+from .tensors import batched_moe, context_parallel, preparation, slots
 from .tensors import inputs as records
 from .tensors import materialise as tensors
 from .tensors import moe_inputs as moe_records
@@ -106,6 +106,9 @@ OPERATIONS = Table("kernelproof.reference.operations.OPERATIONS", {
         context_parallel.context_parallel_inputs, context_parallel.slice_of_rank),
     "map_slots": Operation(
         problems.SlotsProblem, slots.SlotInputs, slots.slot_inputs, slots.slots_of),
+    "prepare_batch": Operation(
+        problems.BatchProblem, preparation.BatchInputs, preparation.batch_inputs,
+        preparation.prepared),
     "route": Operation(
         problems.RouteProblem, moe_records.RouteInputs, moe_tensors.route_inputs,
         oracle.routing, oracle.shapes_of_routing),

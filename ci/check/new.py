@@ -152,6 +152,22 @@ CALLS = {
         world=inputs.world,  # ranks
         interleave=inputs.interleave,  # tokens in a row that one rank holds
     )""",
+    "prepare_batch": """\
+    # Return the buffer after the call. You may write the entries into inputs.buffer, and return it.
+    return reference.prepare_batch(
+        inputs.output,  # such as kv_indices, page_table, positions
+        inputs.query_start_loc,  # [requests + 1] int32: where each request's new tokens begin
+        inputs.seq_lens,  # [requests] int32: keys, new tokens included
+        inputs.block_table,  # [rows, pages] int32; entries past a request's pages are garbage
+        inputs.page_size,
+        rows=inputs.rows,  # [requests] int32: each request's row
+        buffer=inputs.buffer,
+        rest=inputs.rest,  # what becomes of the buffer behind the entries
+        window_left=inputs.window_left,
+        rank=inputs.rank,
+        world=inputs.world,  # ranks
+        interleave=inputs.interleave,  # keys in a row that one rank holds
+    )""",
     "route": """\
     topk_ids, topk_weights = reference.route(
         inputs.logits,  # [tokens, experts]
@@ -193,6 +209,7 @@ EXAMPLES = {
     "build_metadata": ("problem.page_size > 64", "pages hold at most 64 keys"),
     "slice_context_parallel": ("problem.world > 8", "at most 8 ranks"),
     "map_slots": ("problem.world > 1", "one rank only"),
+    "prepare_batch": ('problem.output != "kv_indices"', "builds kv_indices only"),
     "route": ('problem.method != "renormalize"', "renormalize only"),
     "moe": ('problem.activation != "swiglu"', "swiglu only"),
     "batched_moe": ('problem.activation != "swiglu"', "swiglu only"),

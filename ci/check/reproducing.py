@@ -34,6 +34,7 @@ ANSWERS = {
     "batched_moe": IN_USE.format("result"),
     "build_metadata": '{name: getattr(result, name) for name in tensors["expected"]}',
     "map_slots": '{"slot_mapping": result}',
+    "prepare_batch": '{"buffer": result}',
     "slice_context_parallel": '{name: getattr(result, name) for name in tensors["expected"]}',
 }
 """Code by operation that reads an answer as tensors by name; others are pairs (out, lse)."""

@@ -25,7 +25,7 @@ from . import (
     trees,
 )
 from .law import Law
-from .metadata import builders, context_parallel
+from .metadata import builders, context_parallel, preparation
 
 LAWS: tuple[Law, ...] = (
     *general.LAWS,
@@ -42,6 +42,7 @@ LAWS: tuple[Law, ...] = (
     *host_ahead.LAWS,
     *merge.LAWS,
     *builders.LAWS,
+    *preparation.LAWS,
     *context_parallel.LAWS,
     *append.LAWS,
     *routing.LAWS,

@@ -25,6 +25,7 @@ from .general import expectation_of, kept, parity
 from .law import (
     APPEND,
     ATTENTION,
+    BATCH,
     BATCHED,
     CONTEXT_PARALLEL,
     MERGE,
@@ -34,7 +35,7 @@ from .law import (
     SLOTS,
     Law,
 )
-from .metadata import builders, context_parallel
+from .metadata import builders, context_parallel, preparation
 
 INTEGERS = (2**31 - 1, -1, -(2**31), 2**30)
 """What integers hold behind a batch: a page, a slot, an offset or a length that does not exist."""
@@ -47,6 +48,7 @@ PARITY: dict[str, Callable[[Subject, Any], Verdict]] = {
     **dict.fromkeys(METADATA, builders.parity),
     **dict.fromkeys(CONTEXT_PARALLEL, context_parallel.parity),
     **dict.fromkeys(SLOTS, builders.slots_parity),
+    **dict.fromkeys(BATCH, preparation.parity),
 }
 """Comparisons of answers with the oracle's, by operation."""
 
@@ -179,7 +181,7 @@ LAWS = (
     ),
     Law(
         "slack_rows",
-        (*ATTENTION, *MERGE, *APPEND, *METADATA, *CONTEXT_PARALLEL, *SLOTS),
+        (*ATTENTION, *MERGE, *APPEND, *METADATA, *CONTEXT_PARALLEL, *SLOTS, *BATCH),
         slack_rows,
         "garbage behind the rows of a batch, where engines pad queries, states, lses, scales, "
         "lengths, tables and slots, changes nothing",

@@ -14,6 +14,7 @@ from . import (
     merge_bugs,
     metadata_bugs,
     phase_bugs,
+    preparation_bugs,
     slack_bugs,
     slots_bugs,
 )
@@ -78,6 +79,7 @@ BUGS: tuple[SeededBug, ...] = (
     *phase_bugs.BUGS,
     *context_parallel_bugs.BUGS,
     *slots_bugs.BUGS,
+    *preparation_bugs.BUGS,
     *append_bugs.BUGS,
     *session_bugs.BUGS,
     *mask_bugs.BUGS,
@@ -118,6 +120,7 @@ HONEST: tuple[SeededBug, ...] = (
     *honest.CONTROLS,
     *context_parallel_bugs.CONTROLS,
     *slots_bugs.CONTROLS,
+    *preparation_bugs.CONTROLS,
     *session_bugs.CONTROLS,
     *mla_bugs.CONTROLS,
     *format_bugs.CONTROLS,

@@ -13,6 +13,7 @@ from .moe_axes import TOGETHER
 FIELDS = {
     "head_dims": ("head_dim_qk", "head_dim_vo"),
     "caches": ("kv_cache", "q_dtype"),
+    "outputs": ("output", "rest"),
     **TOGETHER,
 }
 """Fields of the axes that have two each."""

@@ -34,6 +34,7 @@ from .attention_strategies import (
 from .axis_values import Axes
 from .floors import edges_of_experts, edges_owed_by_experts, floor_problems, long_problems
 from .longest import full_batches, longest, of_hidden_tiles, of_one_sign
+from .metadata.preparation import BATCH_AXES, batch_example, batch_problems
 from .metadata.strategies import (
     CONTEXT_PARALLEL_AXES,
     SLOTS_AXES,
@@ -233,6 +234,10 @@ OPERATIONS = Table("kernelproof.properties.space.operations.OPERATIONS", {
     ),
     "map_slots": Space(
         SLOTS_AXES, slots_example, slots_problems, sizes.of_steps,
+        lengths=sizes.lengths_of_steps,
+    ),
+    "prepare_batch": Space(
+        BATCH_AXES, batch_example, batch_problems, sizes.of_steps,
         lengths=sizes.lengths_of_steps,
     ),
     "route": Space(

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from ...reference import (
     AttentionProblem,
+    BatchProblem,
     MergeProblem,
     MetadataProblem,
     MoEProblem,
@@ -61,7 +62,7 @@ def of_states(problem: MergeProblem) -> str:
     return f"{problem.num_states} states, {problem.num_tokens} tokens"
 
 
-def of_steps(problem: MetadataProblem | SlotsProblem) -> str:
+def of_steps(problem: MetadataProblem | SlotsProblem | BatchProblem) -> str:
     """Return batches and requests of metadata in words."""
     requests = sum(len(lengths) for lengths, _ in problem.steps)
     return f"{len(problem.steps)} batches, {requests} requests"
@@ -91,7 +92,7 @@ def lengths_of_tokens(problem: MergeProblem | MoEProblem | RouteProblem) -> dict
     return {"tokens": problem.num_tokens, many: getattr(problem, f"num_{many}")}
 
 
-def lengths_of_steps(problem: MetadataProblem | SlotsProblem) -> dict[str, int]:
+def lengths_of_steps(problem: MetadataProblem | SlotsProblem | BatchProblem) -> dict[str, int]:
     """Return keys of the longest request, requests of the largest batch, and batches."""
     keys = max((key for _, seq_lens in problem.steps for key in seq_lens), default=0)
     requests = max((len(seq_lens) for _, seq_lens in problem.steps), default=0)

@@ -23,7 +23,7 @@ from ...reference.operations import OPERATIONS as ORACLES
 from ...reference.operations import operation_of
 from ...reference.oracle import bounded_append
 from ...reference.tensors.inputs import AppendInputs
-from ..laws.metadata.builders import FIELDS, SLOT_MAPPING
+from ..laws.metadata.builders import FIELDS, WRITTEN
 from ..verdicts.comparison import Check, all_within, bitwise, unusable
 from ..verdicts.operations import APPENDED, AS_READ, OPERATIONS, appended_caches
 from ..verdicts.subject import Subject
@@ -131,7 +131,7 @@ class Keeper(Subject):
             if oracle.bounded is None:
                 if not isinstance(inputs, AppendInputs):
                     found = oracle.answer(inputs)
-                    return _slots(found) or found.tensors(), {}
+                    return _buffer(problem.operation, found) or found.tensors(), {}
                 answer, bounds = bounded_append(inputs)
                 return _by_name(answer), _by_name(bounds or ())
             bounded = oracle.bounded(inputs, self.arithmetic_of(inputs))
@@ -160,7 +160,7 @@ class Keeper(Subject):
             found = {} if isinstance(caches, str) else self._appended(inputs, caches)
         else:
             fields = self.read(lambda value: {n: getattr(value, n, None) for n in FIELDS}, result)
-            found = _slots(result) or fields
+            found = _buffer(operation, result) or fields
         kept = {
             name: each.detach().clone()
             for name, each in found.items()
@@ -200,9 +200,9 @@ class Keeper(Subject):
         return False
 
 
-def _slots(answer: object) -> Named:
+def _buffer(operation: str, answer: object) -> Named:
     """Return an answer that is one tensor by its name; nothing of any other."""
-    return {SLOT_MAPPING: answer} if isinstance(answer, torch.Tensor) else {}
+    return {WRITTEN[operation]: answer} if isinstance(answer, torch.Tensor) else {}
 
 
 def _by_name(caches: tuple[torch.Tensor, ...]) -> Named:

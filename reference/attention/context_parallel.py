@@ -43,7 +43,7 @@ def slice_context_parallel(
     """
     fields = metadata.checked()
     rank, world, interleave, page_size = _checked(metadata.page_size, rank, world, interleave)
-    seq_lens = [_local_keys(length, rank, world, interleave) for length in fields["seq_lens"]]
+    seq_lens = [local_keys(length, rank, world, interleave) for length in fields["seq_lens"]]
     counts = [-(-length // page_size) for length in seq_lens]
     starts = fields["paged_kv_indptr"]
     indices = [
@@ -65,7 +65,7 @@ def slice_context_parallel(
     )
 
 
-def _local_keys(seq_len: int, rank: int, world: int, interleave: int) -> int:
+def local_keys(seq_len: int, rank: int, world: int, interleave: int) -> int:
     """Count the keys j below ``seq_len`` with ``(j // interleave) % world == rank``, run by run."""
     runs = range(rank * interleave, seq_len, interleave * world)
     return sum(min(interleave, seq_len - start) for start in runs)

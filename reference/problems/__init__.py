@@ -24,6 +24,7 @@ from .context_parallel import ContextParallelProblem
 from .merge import CONTEXTS, EMPTY_STATES, LSE_LAYOUTS, MERGE_REGIMES, STATE_STRIDES, MergeProblem
 from .metadata import MetadataProblem
 from .moe import MoEProblem, RouteProblem
+from .preparation import BatchProblem
 from .slots import SlotsProblem
 
 Problem = (
@@ -32,6 +33,7 @@ Problem = (
     | MetadataProblem
     | ContextParallelProblem
     | SlotsProblem
+    | BatchProblem
     | RouteProblem
     | MoEProblem
     | BatchedMoEProblem
@@ -56,6 +58,7 @@ __all__ = [
     "STATE_STRIDES",
     "AttentionProblem",
     "BaseProblem",
+    "BatchProblem",
     "BatchedMoEProblem",
     "ContextParallelProblem",
     "MergeProblem",

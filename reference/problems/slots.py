@@ -56,14 +56,9 @@ class SlotsProblem(BaseProblem):
             refuse("interleave", self.interleave, f"a divisor of page_size = {self.page_size}")
         if self.first_page > LARGEST_FIRST_PAGE:
             refuse("first_page", self.first_page, f"at most {LARGEST_FIRST_PAGE}")
-        if not self.steps:
-            refuse("steps", self.steps, "at least one batch")
+        check_steps(self.steps)
         for position, step in enumerate(self.steps):
             name = f"steps[{position}]"
-            if len(step) != 2 or len(step[0]) != len(step[1]):  # noqa: PLR2004
-                refuse(name, step, "a pair of equally many lengths")
-            for lengths in step:
-                check_lengths(name, lengths)
             for tokens, keys in zip(*step, strict=True):
                 if keys and tokens > keys:
                     refuse(name, step, "query_lens of at most as many tokens as a request has keys")
@@ -88,3 +83,15 @@ class SlotsProblem(BaseProblem):
     def work(self) -> int:
         """Tokens of all steps."""
         return sum(sum(query_lens) for query_lens, _ in self.steps) + 1
+
+
+def check_steps(steps: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]) -> None:
+    """Refuse a sequence of batches that is empty, or has one that is no pair of lengths."""
+    if not steps:
+        refuse("steps", steps, "at least one batch")
+    for position, step in enumerate(steps):
+        name = f"steps[{position}]"
+        if len(step) != 2 or len(step[0]) != len(step[1]):  # noqa: PLR2004
+            refuse(name, step, "a pair of equally many lengths")
+        for lengths in step:
+            check_lengths(name, lengths)

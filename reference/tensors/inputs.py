@@ -22,6 +22,7 @@ from ..validation import KVLayout
 from .batched_moe import BatchedMoEInputs
 from .context_parallel import ContextParallelInputs
 from .moe_inputs import MoEInputs, RouteInputs
+from .preparation import BatchInputs
 from .slots import SlotInputs
 
 
@@ -320,6 +321,7 @@ Inputs = (
     | MetadataInputs
     | ContextParallelInputs
     | SlotInputs
+    | BatchInputs
     | RouteInputs
     | MoEInputs
     | BatchedMoEInputs

@@ -9,6 +9,7 @@ from itertools import accumulate
 import torch
 
 from ..attention.slots import map_slots
+from ..problems.preparation import BatchProblem
 from ..problems.slots import SlotsProblem
 from .allocation import Allocator
 from .values import bits, stream
@@ -47,22 +48,36 @@ class SlotInputs:
     storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
+def drawn_table(
+    problem: SlotsProblem | BatchProblem, pages: torch.Tensor, step: int, first_page: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the rows of a block table in the order in which requests have them, and the table.
+
+    Args:
+        problem: the problem.
+        pages: [R] integers, the pages of each request; entries behind them are garbage.
+        step: the number of the batch.
+        first_page: the least page id.
+    """
+    numbers = torch.arange(max(len(keys) for _, keys in problem.steps) + problem.spare_rows)
+    # Rows that requests got as they came: a permutation, by hash, another one each step.
+    order = bits(stream(problem.seed, f"rows {step}"), numbers, 1).flatten().argsort(stable=True)
+    used = torch.zeros(len(numbers), dtype=torch.long)
+    used[order[: len(pages)]] = pages
+    ids = bits(stream(problem.seed, f"pages {step}"), numbers, problem.columns) % PAGES
+    garbage = bits(stream(problem.seed, f"garbage {step}"), numbers, problem.columns)
+    is_used = torch.arange(problem.columns).unsqueeze(0) < used.unsqueeze(1)
+    return order, torch.where(is_used, ids + first_page, garbage.to(torch.int32))
+
+
 def slot_inputs(problem: SlotsProblem, home: Allocator, *, step: int = 0) -> SlotInputs:
     """Make the tensors of one call of ``map_slots``, that of a step."""
     query_lens, seq_lens = problem.steps[step]
-    requests, size = len(seq_lens), problem.page_size * problem.world
-    columns = problem.columns
-    height = max(len(keys) for _, keys in problem.steps) + problem.spare_rows
-    numbers = torch.arange(height)
-    # Rows that requests got as they came: a permutation, by hash, another one each step.
-    order = bits(stream(problem.seed, f"rows {step}"), numbers, 1).flatten().argsort(stable=True)
+    size = problem.page_size * problem.world
+    pages = torch.tensor([-(-keys // size) for keys in seq_lens], dtype=torch.long)
+    order, table = drawn_table(problem, pages, step, problem.first_page)
     has_pages = torch.tensor(seq_lens, dtype=torch.long) > 0
-    rows = torch.where(has_pages, order[:requests], -1)
-    used = torch.zeros(height, dtype=torch.long)
-    used[order[:requests]] = torch.tensor([-(-s // size) for s in seq_lens], dtype=torch.long)
-    ids = bits(stream(problem.seed, f"pages {step}"), numbers, columns) % PAGES
-    garbage = bits(stream(problem.seed, f"garbage {step}"), numbers, columns).to(torch.int32)
-    is_used = torch.arange(columns).unsqueeze(0) < used.unsqueeze(1)
+    rows = torch.where(has_pages, order[: len(seq_lens)], -1)
     places = [range(s - t if s else 0, s or t) for t, s in zip(query_lens, seq_lens, strict=True)]
     # Beyond all slots: what an earlier batch may have left there is for a law to say.
     garbage_key, row = stream(problem.seed, f"buffer {step}"), torch.arange(1)
@@ -70,9 +85,7 @@ def slot_inputs(problem: SlotsProblem, home: Allocator, *, step: int = 0) -> Slo
     integers = home.place_integers({
         "query_start_loc": torch.tensor([0, *accumulate(query_lens)], dtype=torch.int32),
         "rows": rows.to(torch.int32),
-        "block_table": torch.where(
-            is_used, (ids + problem.first_page).to(torch.int32), garbage
-        ),
+        "block_table": table.to(torch.int32),
     })  # fmt: skip
     return SlotInputs(
         **integers,

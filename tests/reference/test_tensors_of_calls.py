@@ -134,7 +134,8 @@ OTHERS = {
     "append_paged_scaled",
     "materialise",  # of a problem
     "problem_from_json",
-    "map_slots",  # of integers, which it brings to the host
+    "map_slots",  # of integers, which it brings to the host, as the next
+    "prepare_batch",
     "slice_context_parallel",  # of metadata, as the next
     "slice_phases",
     "unit_roundoff",  # of a dtype

@@ -16,6 +16,7 @@ from kernelproof.reference import (
     Arithmetic,
     AttentionProblem,
     BatchedMoEProblem,
+    BatchProblem,
     ContextParallelProblem,
     KVCacheFormat,
     MatrixFormat,
@@ -75,8 +76,8 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     **{
         kind.__name__: (kind, {})
         for kind in (
-            Arithmetic, AttentionProblem, BatchedMoEProblem, ContextParallelProblem, MergeProblem,
-            MetadataProblem, MoEProblem, RouteProblem, SlotsProblem,
+            Arithmetic, AttentionProblem, BatchProblem, BatchedMoEProblem, ContextParallelProblem,
+            MergeProblem, MetadataProblem, MoEProblem, RouteProblem, SlotsProblem,
         )
     },
 }  # fmt: skip

@@ -11,6 +11,7 @@ import torch
 
 from ....reference import (
     PAD_SLOT,
+    BatchProblem,
     MetadataProblem,
     Problem,
     SlotsProblem,
@@ -19,6 +20,7 @@ from ....reference import (
     split_decodes_and_prefills,
 )
 from ....reference.tensors.inputs import MetadataInputs
+from ....reference.tensors.preparation import BatchInputs
 from ....reference.tensors.slots import SlotInputs, slots_of
 from ....reference.tensors.values import choose
 from ...verdicts.comparison import bitwise, fail
@@ -27,7 +29,7 @@ from ...verdicts.operations import APPENDED
 from ...verdicts.snapshot import Snapshot
 from ...verdicts.subject import Subject
 from ...verdicts.verdict import PASS, VACUOUS, Verdict
-from ..law import APPEND, CONTEXT_PARALLEL, METADATA, SLOTS, Law
+from ..law import APPEND, BATCH, CONTEXT_PARALLEL, METADATA, SLOTS, Law
 
 COMPARED = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 """Dtypes that torch compares with int32; what another integer holds is not read."""
@@ -150,8 +152,8 @@ def inputs_unchanged(subject: Subject, problem: Problem) -> Verdict:
     subject.call(problem, inputs)
     in_place = getattr(inputs, "in_place", False)
     written = set(APPENDED) if in_place else set()
-    if isinstance(inputs, SlotInputs):
-        written = {SLOT_MAPPING}
+    if problem.operation in WRITTEN:
+        written = {WRITTEN[problem.operation]}
     changed = sorted(set(before.changed_views()) - written)
     if changed:
         return fail("mutated_input", f"the call changed its input {', '.join(changed)}")
@@ -216,26 +218,34 @@ def no_host_sync(subject: Subject, problem: MetadataProblem) -> Verdict:
 
 
 SLOT_MAPPING = "slot_mapping"
+WRITTEN = {"map_slots": SLOT_MAPPING, "prepare_batch": "buffer"}
+"""The tensor of a record that calls of an operation write, and return."""
 MORE_SLOTS = 1500
 """Entries that a longer buffer has more: kernels that pad by blocks of 1024 need two of them."""
 
 
-def _mapped(subject: Subject, problem: SlotsProblem, inputs: SlotInputs) -> torch.Tensor:
-    """Run a mapper and copy its answer: a persistent buffer changes with the next call.
+def buffer_after(
+    subject: Subject, problem: SlotsProblem | BatchProblem, inputs: SlotInputs | BatchInputs
+) -> torch.Tensor:
+    """Run what writes a buffer and copy its answer: a persistent one changes with the next call.
 
     Raises:
-        Stop: it is no tensor of int64 with an entry for each of the buffer's.
+        Stop: it is no tensor of the buffer's dtype and shape.
     """
+    name = WRITTEN[problem.operation]
+    buffer: torch.Tensor = getattr(inputs, name)
+    wanted, dtype = tuple(buffer.shape), buffer.dtype
     result = subject.call(problem, inputs)
     value = subject.read(_itself, result)
     if value is None:
         raise Stop(fail("shape", f"the result is a {type(result).__name__}, not a tensor"))
-    found = subject.usable(SLOT_MAPPING, value)
-    if found.dtype != torch.int64:
-        raise Stop(fail("dtype", f"{SLOT_MAPPING} is {found.dtype}, not int64"))
-    wanted = tuple(inputs.slot_mapping.shape)
+    found = subject.usable(name, value)
+    if found.dtype != dtype:
+        raise Stop(
+            fail("dtype", f"{name} is {found.dtype}, not {str(dtype).removeprefix('torch.')}")
+        )
     if tuple(found.shape) != wanted:
-        raise Stop(fail("shape", f"{SLOT_MAPPING} has shape {tuple(found.shape)}, not {wanted}"))
+        raise Stop(fail("shape", f"{name} has shape {tuple(found.shape)}, not {wanted}"))
     return found.clone()
 
 
@@ -244,7 +254,9 @@ def slots_parity(subject: Subject, problem: SlotsProblem) -> Verdict:
     for step in range(len(problem.steps)):
         inputs = subject.materialise(problem, step=step)
         expected = slots_of(inputs)
-        found = bitwise(f"step {step}: {SLOT_MAPPING}", _mapped(subject, problem, inputs), expected)
+        found = bitwise(
+            f"step {step}: {SLOT_MAPPING}", buffer_after(subject, problem, inputs), expected
+        )
         if found.bad:
             return found
     return Verdict("PASS", ratio=0.0)
@@ -254,11 +266,11 @@ def slots_one_buffer(subject: Subject, problem: SlotsProblem) -> Verdict:
     """Map batch after batch, and the first again, into the buffer that the last one left."""
     left: torch.Tensor | None = None
     for step in (*range(len(problem.steps)), 0):
-        fresh = _mapped(subject, problem, subject.materialise(problem, step=step))
+        fresh = buffer_after(subject, problem, subject.materialise(problem, step=step))
         inputs = subject.materialise(problem, step=step)
         if left is not None:
             inputs.slot_mapping.copy_(left)
-        left = _mapped(subject, problem, inputs)
+        left = buffer_after(subject, problem, inputs)
         found = bitwise(f"step {step}: {SLOT_MAPPING} in the buffer of the last", left, fresh)
         if found.bad:
             return found
@@ -269,7 +281,7 @@ def slots_ranks(subject: Subject, problem: SlotsProblem) -> Verdict:
     """Check, without the oracle, that each token has one slot of one rank, in its own page."""
     inputs = subject.materialise(problem)
     slots = torch.stack([
-        _mapped(subject, problem, replace(inputs, rank=rank)) for rank in range(problem.world)
+        buffer_after(subject, problem, replace(inputs, rank=rank)) for rank in range(problem.world)
     ]).cpu()  # fmt: skip
     tokens = len(inputs.positions)
     if (slots[:, tokens:] != PAD_SLOT).any():
@@ -299,14 +311,14 @@ def slots_parts(subject: Subject, problem: SlotsProblem) -> Verdict:
     requests = len(inputs.rows)
     if requests < 2:  # noqa: PLR2004  no other order
         return VACUOUS
-    whole = _mapped(subject, problem, inputs)
+    whole = buffer_after(subject, problem, inputs)
     starts = inputs.query_start_loc.tolist()
     turn = 1 + choose(problem.seed, "turn", 0, requests - 1)
     for order in ([request] for request in range(requests)), [[
         *range(turn, requests), *range(turn),
     ]]:  # fmt: skip
         for chosen in order:
-            found = _mapped(subject, problem, _of_requests(inputs, chosen))
+            found = buffer_after(subject, problem, _of_requests(inputs, chosen))
             tokens = [t for request in chosen for t in range(starts[request], starts[request + 1])]
             compared = bitwise(f"requests {chosen} alone", found[: len(tokens)], whole[tokens])
             if compared.bad:
@@ -330,7 +342,7 @@ def _of_requests(inputs: SlotInputs, chosen: list[int]) -> SlotInputs:
 def slots_garbage(subject: Subject, problem: SlotsProblem) -> Verdict:
     """Change what no token needs, and the length of the buffer: the slots stay."""
     inputs = subject.materialise(problem)
-    first = _mapped(subject, problem, inputs)
+    first = buffer_after(subject, problem, inputs)
     table = inputs.block_table.clone()
     used = torch.zeros(table.shape, dtype=torch.bool)
     size = problem.page_size * problem.world
@@ -340,7 +352,7 @@ def slots_garbage(subject: Subject, problem: SlotsProblem) -> Verdict:
             used[row, (inputs.positions[start:end] // size).cpu()] = True
     table.masked_fill_(~used.to(table.device), 2**31 - 1)
     buffer = inputs.slot_mapping.new_full((len(first) + MORE_SLOTS,), 2**41)
-    other = _mapped(subject, problem, replace(inputs, block_table=table, slot_mapping=buffer))
+    other = buffer_after(subject, problem, replace(inputs, block_table=table, slot_mapping=buffer))
     found = bitwise("slots with other garbage", other[: len(first)], first)
     if found.bad:
         return found
@@ -388,7 +400,7 @@ LAWS = (
     ),
     Law(
         "integer_inputs_unchanged",
-        METADATA + CONTEXT_PARALLEL + SLOTS + APPEND,
+        METADATA + CONTEXT_PARALLEL + SLOTS + BATCH + APPEND,
         inputs_unchanged,
         "inputs, and the canaries around them, keep every bit",
         weight=0.5,

@@ -22,6 +22,7 @@ from kernelproof.reference import (
     AttentionProblem,
     BatchedMoEProblem,
     BatchMetadata,
+    BatchProblem,
     ContextParallelProblem,
     MergeProblem,
     MetadataProblem,
@@ -41,6 +42,7 @@ PROBLEMS: tuple[Problem, ...] = (
     MetadataProblem(),
     ContextParallelProblem(),
     SlotsProblem(),
+    BatchProblem(),
     RouteProblem(4, 16, 2),
     MoEProblem(),
     BatchedMoEProblem(counts=(2, 1), most_rows=3),
@@ -234,6 +236,7 @@ def test_a_result_whose_own_methods_raise_is_a_crash_that_says_so(problem: Probl
         "build_metadata",
         "slice_context_parallel",
         "map_slots",
+        "prepare_batch",
         "moe",
         "batched_moe",
     )

@@ -38,6 +38,7 @@ from kernelproof.properties.worker.room import judged_with_room
 from kernelproof.reference import (
     AttentionProblem,
     BatchedMoEProblem,
+    BatchProblem,
     ContextParallelProblem,
     MergeProblem,
     MetadataProblem,
@@ -111,6 +112,7 @@ TRIED: dict[str, Problem] = {
     "build_metadata": MetadataProblem(),
     "slice_context_parallel": ContextParallelProblem(),
     "map_slots": SlotsProblem((((1, 2), (3, 5)), ((1,), (1,))), world=2),
+    "prepare_batch": BatchProblem(steps=(((1, 2), (3, 5)), ((1,), (1,)))),
     "route": RouteProblem(num_tokens=3, num_experts=8),
     "moe": MoEProblem(num_tokens=3),
     "batched_moe": BatchedMoEProblem(counts=(2, 1), most_rows=3),

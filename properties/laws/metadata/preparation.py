@@ -1,0 +1,165 @@
+"""Laws of preparing batches: every entry of a buffer is compared, those behind the batch too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from ....reference import BatchProblem
+from ....reference.attention.preparation import OUTPUTS
+from ....reference.tensors.preparation import BatchInputs, prepared
+from ....reference.tensors.values import choose
+from ...verdicts.comparison import bitwise
+from ...verdicts.subject import Subject
+from ...verdicts.verdict import PASS, VACUOUS, Verdict
+from ..law import BATCH, Law
+from .builders import buffer_after
+
+MORE_ENTRIES = 1500
+"""Entries, or rows of a table, that a longer buffer has more: more than a block of the kernels."""
+OTHER_GARBAGE = 2**31 - 1
+"""What entries hold that no request has, in another record of the same batch."""
+
+
+def parity(subject: Subject, problem: BatchProblem) -> Verdict:
+    """Check every entry of every step against the oracle's, each in a buffer of garbage."""
+    for step in range(len(problem.steps)):
+        inputs = subject.materialise(problem, step=step)
+        expected = prepared(inputs)
+        found = buffer_after(subject, problem, inputs)
+        compared = bitwise(f"step {step}: {problem.output}", found, expected)
+        if compared.bad:
+            return compared
+    return Verdict("PASS", ratio=0.0)
+
+
+def one_buffer(subject: Subject, problem: BatchProblem) -> Verdict:
+    """Prepare batch after batch, and the first again, in the buffer that the last one left."""
+    left: torch.Tensor | None = None
+    for step in (*range(len(problem.steps)), 0):
+        inputs = subject.materialise(problem, step=step)
+        if left is not None:
+            inputs.buffer.copy_(left)
+        expected = prepared(inputs)
+        left = buffer_after(subject, problem, inputs)
+        found = bitwise(f"step {step}: {problem.output} in the buffer of the last", left, expected)
+        if found.bad:
+            return found
+    return PASS
+
+
+def parts(subject: Subject, problem: BatchProblem) -> Verdict:
+    """Prepare the requests one by one and in another order: each has the entries that it had."""
+    inputs = subject.materialise(problem)
+    requests = len(inputs.rows)
+    output = OUTPUTS[problem.output]
+    if output.is_relative or requests < 2:  # noqa: PLR2004  no other order
+        return VACUOUS
+    counts = _counts(inputs)
+    whole = _split(buffer_after(subject, problem, inputs), counts, is_table=output.is_table)
+    turn = 1 + choose(problem.seed, "turn", 0, requests - 1)
+    orders = [[request] for request in range(requests)]
+    for chosen in (*orders, [*range(turn, requests), *range(turn)]):
+        part = subject.materialise(problem)
+        result = buffer_after(subject, problem, _of_requests(part, chosen))
+        lengths = [counts[request] for request in chosen]
+        entries = _split(result, lengths, is_table=output.is_table)
+        for request, found in zip(chosen, entries, strict=True):
+            name = f"with requests {chosen} only: {problem.output} of request {request}"
+            compared = bitwise(name, found, whole[request])
+            if compared.bad:
+                return compared
+    return PASS
+
+
+def _counts(inputs: BatchInputs) -> list[int]:
+    """Return the number of entries of each request."""
+    pages = inputs.page_indptr.diff()
+    counts = {
+        "tokens": inputs.query_start_loc.diff(),
+        "keys": inputs.kv_indptr.diff(),
+        "pages": pages,
+        "requests": torch.ones_like(pages),
+    }
+    return counts[OUTPUTS[inputs.output].size].tolist()
+
+
+def _split(buffer: torch.Tensor, counts: list[int], *, is_table: bool) -> list[torch.Tensor]:
+    """Return the entries of each request."""
+    if is_table:
+        return [buffer[row, :count] for row, count in enumerate(counts)]
+    return list(buffer[: sum(counts)].split(counts))
+
+
+def _of_requests(inputs: BatchInputs, chosen: list[int]) -> BatchInputs:
+    """Return the record of these requests, in this order."""
+
+    def indptr(whole: torch.Tensor) -> torch.Tensor:
+        part = torch.zeros(len(chosen) + 1, dtype=torch.int32, device=whole.device)
+        part[1:] = whole.diff()[chosen].cumsum(0)
+        return part
+
+    names = ("query_start_loc", "kv_indptr", "page_indptr")
+    indptrs = {name: indptr(getattr(inputs, name)) for name in names}
+    lengths = {name: getattr(inputs, name)[chosen] for name in ("seq_lens", "rows", "first_keys")}
+    return replace(inputs, **indptrs, **lengths)  # type: ignore[arg-type]
+
+
+def garbage(subject: Subject, problem: BatchProblem) -> Verdict:
+    """Change what no request has, and the length of the buffer: the entries stay."""
+    inputs = subject.materialise(problem)
+    first = buffer_after(subject, problem, inputs)
+    rows = inputs.rows.long()
+    pages, keys, computed = (
+        torch.full_like(getattr(inputs, name), OTHER_GARBAGE)
+        for name in ("block_table", "token_table", "computed")
+    )
+    computed[rows] = inputs.computed[rows]
+    lengths = inputs.seq_lens.tolist()
+    for row, count, length in zip(rows.tolist(), inputs.page_indptr.diff(), lengths, strict=True):
+        pages[row, :count] = inputs.block_table[row, :count]
+        keys[row, :length] = inputs.token_table[row, :length]
+    more = first.new_full((MORE_ENTRIES, *first.shape[1:]), OTHER_GARBAGE)
+    longer = torch.cat([subject.materialise(problem).buffer, more])
+    other = replace(
+        inputs, block_table=pages, token_table=keys, computed=computed, buffer=longer.clone()
+    )
+    result = buffer_after(subject, problem, other)
+    found = bitwise(f"{problem.output} with other garbage", result[: len(first)], first)
+    if found.bad:
+        return found
+    behind = more if problem.rest != "zero_rows" else more * 0
+    return bitwise(f"{problem.output} in a longer buffer", result[len(first) :], behind)
+
+
+LAWS = (
+    Law(
+        "batch_parity",
+        BATCH,
+        parity,
+        "every entry of a prepared tensor is the oracle's, and what lies behind is kept, or zero",
+        weight=2.0,
+        overlap="slack_rows compares with the oracle too, with garbage behind the tensors",
+    ),
+    Law(
+        "batch_one_buffer",
+        BATCH,
+        one_buffer,
+        "batches that follow one another in one buffer leave nothing in each other's entries",
+    ),
+    Law(
+        "batch_parts",
+        BATCH,
+        parts,
+        "requests alone, or in another order, have the entries that they have together",
+        overlap="batch_parity sees every value; this asks no oracle",
+    ),
+    Law(
+        "batch_garbage",
+        BATCH,
+        garbage,
+        "entries of tables that no request has, and a longer buffer, change no entry",
+        overlap="batch_parity draws garbage and longer buffers too; this changes nothing else",
+    ),
+)

@@ -1,0 +1,224 @@
+"""Faults in preparing batches: lengths, positions, indices and tables that kernels read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from ...impl.protocol import Supports
+from ...impl.torch.preparation import prepare_batch
+from ...reference import BatchProblem
+from ...reference.tensors.preparation import BatchInputs
+from .catalogue import SeededBug, seeded
+
+BUGS: list[SeededBug] = []
+CONTROLS: list[SeededBug] = []
+BATCH = "prepare_batch"
+LEAST_GARBAGE = 2**30
+"""Least number of what a new buffer holds: no page, slot, position or length is as large."""
+
+
+def _builds(*outputs: str, rest: str = "") -> Supports:
+    """Return what takes these outputs only, and one rest if it is named."""
+
+    def supports(problem: BatchProblem, _: object) -> bool | str:
+        wanted = problem.output in outputs and (not rest or problem.rest == rest)
+        return wanted or f"builds {', '.join(outputs)}"
+
+    return supports
+
+
+def _right(inputs: BatchInputs, **others: Any) -> torch.Tensor:  # noqa: ANN401  fields
+    """Write what is right of a record with other fields."""
+    written: torch.Tensor = prepare_batch(replace(inputs, **others))
+    return written
+
+
+@seeded(BUGS, BATCH, "batch_one_buffer", model="vllm#39546", supports=_builds("page_indices"))
+def page_of_the_batch_before(inputs: BatchInputs) -> torch.Tensor:
+    """Leave the last page of each request that the buffer has one for already."""
+    before, pages = inputs.buffer.clone(), _right(inputs)
+    ends = inputs.page_indptr[1:].long() - 1
+    ends = ends[inputs.seq_lens > 0]
+    known = ends[(before[ends] >= 0) & (before[ends] < LEAST_GARBAGE)]
+    pages[known] = before[known]
+    return pages
+
+
+@seeded(BUGS, BATCH, "batch_one_buffer", supports=_builds("seq_lens", rest="zero_rows"))
+def lengths_of_the_batch_before(inputs: BatchInputs) -> torch.Tensor:
+    """Leave lengths of a larger batch behind those of this one."""
+    before, lengths = inputs.buffer.clone(), _right(inputs)
+    return torch.where((lengths == 0) & (before < LEAST_GARBAGE), before, lengths)
+
+
+@seeded(BUGS, BATCH, "batch_one_buffer", supports=_builds("page_table", rest="kept"))
+def longer_row_of_the_batch_before(inputs: BatchInputs) -> torch.Tensor:
+    """Write no row whose request seems to be the one that had the row before."""
+    before, table = inputs.buffer.clone(), _right(inputs)
+    rows = len(inputs.rows)
+    same = (before[:rows, :1] >= 0) & (before[:rows, :1] < LEAST_GARBAGE)
+    table[:rows] = torch.where(same, before[:rows], table[:rows])
+    return table
+
+
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("kv_indices"))
+def window_of_whole_pages(inputs: BatchInputs) -> torch.Tensor:
+    """Copy slots from the beginning of the page in which a window begins."""
+    size = inputs.page_size
+    shifted = inputs.first_keys // size * size
+    slots = _right(inputs)
+    starts = inputs.kv_indptr.tolist()
+    for request, (start, end) in enumerate(pairwise(starts)):
+        first, row = int(shifted[request]), int(inputs.rows[request])
+        slots[start:end] = inputs.token_table[row, first : first + end - start]
+    return slots
+
+
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("page_indices", "page_table"))
+def last_page_left_out(inputs: BatchInputs) -> torch.Tensor:
+    """Count whole pages, so that a last page which is not full is not copied."""
+    before, pages = inputs.buffer.clone(), _right(inputs)
+    for request, (start, end) in enumerate(pairwise(inputs.page_indptr.tolist())):
+        if int(inputs.seq_lens[request]) % inputs.page_size:
+            place = (request, end - start - 1) if pages.dim() > 1 else (end - 1,)
+            pages[place] = before[place]
+    return pages
+
+
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("kv_indices", "page_table", "token_rows"))
+def rows_in_order(inputs: BatchInputs) -> torch.Tensor:
+    """Read the row of a request's place in the batch, not the one that it was given."""
+    return _right(inputs, rows=torch.arange(len(inputs.rows), dtype=torch.int32))
+
+
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("positions"))
+def chunks_from_zero(inputs: BatchInputs) -> torch.Tensor:
+    """Count the positions of every request from 0, as of a whole prefill."""
+    return _right(inputs, computed=inputs.computed * 0)
+
+
+@seeded(BUGS, BATCH, "batch_garbage", supports=_builds("positions", "seq_lens"))
+def computed_by_request(inputs: BatchInputs) -> torch.Tensor:
+    """Read the computed keys of a request's place in the batch, not of its row."""
+    rows = inputs.rows.long()
+    computed = inputs.computed.clone()
+    computed[rows] = inputs.computed[: len(rows)]
+    return _right(inputs, computed=computed)
+
+
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("kv_indices", rest="kept"))
+def one_block_of_slots(inputs: BatchInputs) -> torch.Tensor:
+    """Copy the slots of the first 512 keys of each request."""
+    before, slots = inputs.buffer.clone(), _right(inputs)
+    for start, end in pairwise(inputs.kv_indptr.tolist()):
+        slots[start + 512 : end] = before[start + 512 : end]
+    return slots
+
+
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("token_to_request"))
+def requests_without_tokens(inputs: BatchInputs) -> torch.Tensor:
+    """Give the first token behind requests without new tokens to the first of them."""
+    requests, starts = _right(inputs), inputs.query_start_loc.tolist()
+    for request, (start, end) in reversed(list(enumerate(pairwise(starts)))):
+        if start == end < starts[-1]:
+            requests[start] = request
+    return requests
+
+
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("local_seq_lens"))
+def interleave_ignored_in_lengths(inputs: BatchInputs) -> torch.Tensor:
+    """Deal the keys one by one, whatever the interleave is."""
+    return _right(inputs, interleave=1)
+
+
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("local_seq_lens"))
+def ranks_rest_is_whole(inputs: BatchInputs) -> torch.Tensor:
+    """Count a whole run of keys for a rank that has part of one."""
+    lengths = _right(inputs)
+    runs = lengths[: len(inputs.rows)]
+    runs.copy_(-(-runs // inputs.interleave) * inputs.interleave)
+    return lengths
+
+
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("kv_indptr"))
+def starts_of_all_keys(inputs: BatchInputs) -> torch.Tensor:
+    """Count the keys before a window too."""
+    whole = torch.zeros_like(inputs.kv_indptr)
+    whole[1:] = inputs.seq_lens.cumsum(0)
+    return _right(inputs, kv_indptr=whole)
+
+
+@seeded(BUGS, BATCH, "batch_garbage", supports=_builds("page_table", rest="zero_rows"))
+def one_block_of_rows(inputs: BatchInputs) -> torch.Tensor:
+    """Clear 1024 rows behind the batch, and no more."""
+    before, table, end = inputs.buffer.clone(), _right(inputs), len(inputs.rows) + 1024
+    table[end:] = before[end:]
+    return table
+
+
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("page_table", rest="zero_tails"))
+def tails_from_the_next_multiple(inputs: BatchInputs) -> torch.Tensor:
+    """Clear tails from the next multiple of 4 pages on."""
+    before, table = inputs.buffer.clone(), _right(inputs)
+    for request, pages in enumerate(inputs.page_indptr.diff().tolist()):
+        end = -(-pages // 4) * 4
+        table[request, pages:end] = before[request, pages:end]
+    return table
+
+
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("positions", "kv_indices", rest="kept"))
+def whole_blocks(inputs: BatchInputs) -> torch.Tensor:
+    """Write the entries behind the last one of a block of 8 too."""
+    buffer = _right(inputs)
+    indptr = inputs.query_start_loc if inputs.output == "positions" else inputs.kv_indptr
+    entries = int(indptr[-1])
+    buffer[entries : -(-entries // 8) * 8] = 0
+    return buffer
+
+
+@seeded(BUGS, BATCH, "batch_parts", supports=_builds("page_indices", "kv_indices"))
+def remembered_by_length(inputs: BatchInputs) -> torch.Tensor:
+    """Look up the row once for all requests of one length."""
+    known: dict[int, int] = {}
+    lengths = zip(inputs.seq_lens.tolist(), inputs.rows.tolist(), strict=True)
+    rows = [known.setdefault(length, row) for length, row in lengths]
+    return _right(inputs, rows=torch.tensor(rows, dtype=torch.int32))
+
+
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("positions"))
+def positions_as_int32(inputs: BatchInputs) -> torch.Tensor:
+    """Return the positions in int32."""
+    return _right(inputs).int()
+
+
+@seeded(BUGS, BATCH, "integer_inputs_unchanged", supports=_builds("seq_lens"))
+def lengths_counted_in_place(inputs: BatchInputs) -> torch.Tensor:
+    """Add the new tokens to the computed keys, whose next batch then has them twice."""
+    lengths = _right(inputs)
+    inputs.computed[inputs.rows.long()] += inputs.query_start_loc.diff()
+    return lengths
+
+
+@seeded(BUGS, BATCH, "integer_inputs_unchanged", supports=_builds("kv_indptr", "query_start_loc"))
+def one_start_too_many(inputs: BatchInputs) -> torch.Tensor:
+    """Write an entry behind the buffer."""
+    starts = _right(inputs)
+    behind = starts.as_strided((1,), (1,), starts.storage_offset() + len(starts))
+    behind.fill_(int(inputs.kv_indptr[-1]))
+    return starts
+
+
+@seeded(CONTROLS, BATCH, control="honest")
+def own_batch_buffer(inputs: BatchInputs) -> torch.Tensor:
+    """Return a tensor of its own, and leave the buffer as it was."""
+    return _right(inputs, buffer=inputs.buffer.clone())
+
+
+@seeded(CONTROLS, BATCH, control="honest")
+def written_batch_buffer(inputs: BatchInputs) -> torch.Tensor:
+    """Write the buffer that it is given."""
+    return _right(inputs)

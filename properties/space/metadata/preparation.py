@@ -1,0 +1,71 @@
+"""Drawing problems of preparing batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hypothesis import strategies as st
+
+from ....reference import BatchProblem
+from ....reference.attention.preparation import OUTPUTS, RESTS
+from ....reference.problems.preparation import KEYS_OF_WORK
+from ..attention_strategies import lengths
+from ..axis_values import Axes
+from ..strategy_helpers import LARGEST_SEED, sampled
+from .strategies import NEW_TOKENS
+
+BATCH_AXES: dict[str, tuple[Any, ...]] = {
+    "outputs": tuple(
+        (output, rest)
+        for output in OUTPUTS
+        for rest in RESTS
+        if OUTPUTS[output].is_table or rest != "zero_tails"
+    ),
+    "page_size": (1, 2, 4, 16, 64, 3),
+    "window_left": (-1, 0, 5, 128),
+    "spare_entries": (0, 1, 7, 1100),
+}
+"""Values by axis. Spare entries beyond 1024 are more than one block of the engines' kernels."""
+MOST_KEYS = 4200
+"""Most keys of a request: more than the 4096 that the widest block of the kernels covers."""
+MOST_REQUESTS = 6
+
+
+def batch_example(chosen: Mapping[str, Any]) -> BatchProblem:
+    """Return the simplest problem with these values."""
+    values = {name: value for name, value in chosen.items() if name != "outputs"}
+    output, rest = chosen["outputs"]
+    world = 2 if output == "local_seq_lens" else 1
+    return BatchProblem(output, (((1, 2), (3, 5)),), rest=rest, world=world, **values)
+
+
+@st.composite
+def batch_problems(draw: st.DrawFn, axes: Axes) -> BatchProblem:
+    """Draw a sequence of batches of decodes, prefills and chunks, for one of the outputs."""
+    output, rest = draw(sampled(axes.allows("outputs")))
+    page_size = draw(sampled(axes.allows("page_size")))
+    window = draw(sampled(axes.allows("window_left")))
+    world, interleave = draw(st.sampled_from((2, 3, 8))), draw(st.sampled_from((1, 2, 4, 16)))
+    group = world * interleave if output == "local_seq_lens" else 1
+    blocks = axes.max_work // (4 * MOST_REQUESTS)
+    cap = max(min(blocks * KEYS_OF_WORK, MOST_KEYS), 2)
+    keys = st.integers(1, 2) | lengths(cap, page_size) | lengths(cap, group)
+    request = st.tuples(sampled((*NEW_TOKENS, 0)), keys).map(lambda pair: (min(pair), pair[1]))
+    padding = st.lists(st.just((0, 0)), max_size=2)
+    step = st.builds(list.__add__, st.lists(request, max_size=MOST_REQUESTS), padding)
+    steps = draw(st.lists(step, min_size=1, max_size=4))
+    return BatchProblem(
+        output=output,
+        steps=tuple((tuple(t for t, _ in step), tuple(s for _, s in step)) for step in steps),
+        page_size=page_size,
+        rest=rest,
+        window_left=window,
+        world=world if group > 1 else 1,
+        rank=draw(st.integers(0, world - 1)) if group > 1 else 0,
+        interleave=interleave if group > 1 else 1,
+        spare_rows=draw(st.integers(0, 3)),
+        spare_columns=draw(st.integers(0, 3)),
+        spare_entries=draw(sampled(axes.allows("spare_entries"))),
+        seed=draw(st.integers(0, LARGEST_SEED)),
+    )

@@ -1,0 +1,236 @@
+"""Tensors that an engine prepares for each batch before attention runs, by definition.
+
+Every tensor is a function of a request: its entries follow one another in the order of the
+requests, or make the request's row of a table. Engines write them into buffers that batches share,
+so that what lies behind the entries is part of the definition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Final, Literal, NamedTuple
+
+import torch
+
+from ..validation import check_indptr, checked_integer, host_integers, listed
+from .context_parallel import checked_group, local_keys
+from .metadata import table_rows
+
+NULL_PAGE: Final = 0
+"""Page that a table has in place of one that lies wholly before a request's window."""
+RESTS: Final = ("kept", "zero_rows", "zero_tails")
+"""What becomes of a buffer behind the entries: it keeps what it holds, it is zero behind the rows
+of the batch, or zero behind the entries of each row of a table."""
+
+
+class _Batch(NamedTuple):
+    """A batch of requests on the host; keys before ``firsts`` lie before a request's window."""
+
+    query_starts: list[int]
+    seq_lens: list[int]
+    rows: list[int]
+    table: list[list[int]]
+    page_size: int
+    firsts: list[int]
+    rank: int
+    world: int
+    interleave: int
+
+    def new(self, request: int) -> int:
+        """Count the new tokens of a request."""
+        return self.query_starts[request + 1] - self.query_starts[request]
+
+    def pages(self, request: int) -> list[int]:
+        """Return the pages of a request's keys, ``NULL_PAGE`` for those before its window."""
+        pages = self.table[self.rows[request]][: -(-self.seq_lens[request] // self.page_size)]
+        hidden = self.firsts[request] // self.page_size
+        return [NULL_PAGE] * min(hidden, len(pages)) + pages[hidden:]
+
+    def slots(self, request: int) -> list[int]:
+        """Return the slots of a request's keys, from the first of its window on."""
+        pages, size = self.table[self.rows[request]], self.page_size
+        keys = range(self.firsts[request], self.seq_lens[request])
+        return [pages[key // size] * size + key % size for key in keys]
+
+
+class Output(NamedTuple):
+    """A tensor that engines prepare.
+
+    Attributes:
+        entries: the entries that a request has.
+        size: what a request has one entry of: ``tokens``, ``requests``, ``keys`` or ``pages``.
+        dtype: the tensor's dtype.
+        first: entries before those of the first request.
+        is_table: whether each request has a row of its own.
+        is_relative: whether a request's entries depend on the requests before it.
+    """
+
+    entries: Callable[[_Batch, int], Iterable[int]]
+    size: Literal["tokens", "requests", "keys", "pages"]
+    dtype: torch.dtype = torch.int32
+    first: tuple[int, ...] = ()
+    is_table: bool = False
+    is_relative: bool = False
+
+
+def _positions(batch: _Batch, request: int) -> Iterable[int]:
+    return range(batch.seq_lens[request] - batch.new(request), batch.seq_lens[request])
+
+
+def _local_seq_len(batch: _Batch, request: int) -> list[int]:
+    return [local_keys(batch.seq_lens[request], batch.rank, batch.world, batch.interleave)]
+
+
+def _keys_so_far(batch: _Batch, request: int) -> list[int]:
+    keys = zip(batch.firsts[: request + 1], batch.seq_lens, strict=False)
+    return [sum(last - first for first, last in keys)]
+
+
+OUTPUTS: Final = {
+    "kv_indices": Output(_Batch.slots, "keys"),
+    "page_indices": Output(_Batch.pages, "pages"),
+    "page_table": Output(_Batch.pages, "pages", is_table=True),
+    "kv_indptr": Output(_keys_so_far, "requests", first=(0,), is_relative=True),
+    "query_start_loc": Output(lambda batch, request: [batch.query_starts[request + 1]],
+                              "requests", first=(0,), is_relative=True),
+    "query_starts": Output(lambda batch, request: [batch.query_starts[request]],
+                           "requests", is_relative=True),
+    "positions": Output(_positions, "tokens", torch.int64),
+    "local_positions": Output(lambda batch, request: range(batch.new(request)), "tokens"),
+    "seq_lens": Output(lambda batch, request: [batch.seq_lens[request]], "requests"),
+    "local_seq_lens": Output(_local_seq_len, "requests"),
+    "token_to_request": Output(lambda batch, request: [request] * batch.new(request),
+                               "tokens", is_relative=True),
+    "token_rows": Output(lambda batch, request: [batch.rows[request]] * batch.new(request),
+                         "tokens"),
+}  # fmt: skip
+"""What ``prepare_batch`` can be asked for, by name."""
+
+
+def prepare_batch(
+    output: str,
+    query_start_loc: torch.Tensor | Sequence[int],
+    seq_lens: torch.Tensor | Sequence[int],
+    block_table: torch.Tensor | Sequence[Sequence[int]],
+    page_size: int,
+    *,
+    rows: torch.Tensor | Sequence[int] | None = None,
+    buffer: torch.Tensor | None = None,
+    rest: str = "kept",
+    window_left: int = -1,
+    rank: int = 0,
+    world: int = 1,
+    interleave: int = 1,
+) -> torch.Tensor:
+    """Return one of the tensors that engines prepare for a batch of R requests, by definition.
+
+    Args:
+        output: ``kv_indices`` (slots of all keys), ``page_indices``, ``page_table`` (a row of pages
+            a request), ``kv_indptr``, ``query_start_loc``, ``query_starts``, ``seq_lens``,
+            ``local_seq_lens`` (keys on the rank); of each new token ``positions``,
+            ``local_positions`` (among the request's new ones), ``token_to_request`` or
+            ``token_rows``.
+        query_start_loc: [R + 1] integers from 0; request i owns new tokens ``[i]`` to ``[i + 1]``.
+        seq_lens: [R] integers, the keys of each request; its new tokens are the last of them.
+        block_table: [rows, pages] integers, the pages of all requests that an engine knows; entries
+            behind a request's pages are garbage and never read.
+        page_size: keys a page.
+        rows: [R] integers, the row of each request in the block table. None: request i has row i.
+        buffer: what the entries are written into. None: a tensor that holds them and no more.
+        rest: what becomes of the buffer behind the entries, see ``RESTS``.
+        window_left: keys before its own that a request's first new token sees; -1: all. Keys before
+            them have no slot, and pages that hold no others are page 0.
+        rank: the rank of a context-parallel group, from 0.
+        world: ranks of the group.
+        interleave: consecutive keys on one rank.
+
+    Returns:
+        The buffer after the call, a new tensor.
+
+    Raises:
+        ValueError: arguments that contradict each other, a request outside its row of the block
+            table, a negative page id among those that are read, a buffer that is too small or of
+            another dtype; argument and position are named.
+    """
+    for name, value, allowed in ("output", output, tuple(OUTPUTS)), ("rest", rest, RESTS):
+        if value not in allowed:
+            message = f"{name} is {value!r}; it must be one of {listed(allowed)}"
+            raise ValueError(message)
+    table = table_rows(block_table)
+    starts = host_integers("query_start_loc", query_start_loc)
+    check_indptr("query_start_loc", starts, None, "tokens")
+    keys = host_integers("seq_lens", seq_lens)
+    known = list(range(len(keys))) if rows is None else host_integers("rows", rows)
+    window = checked_integer("window_left", window_left)
+    size = checked_integer("page_size", page_size)
+    if size < 1:
+        message = f"page_size is {size}; it must be at least 1"
+        raise ValueError(message)
+    for name, wanted in ("query_start_loc", len(starts) - 1), ("rows", len(known)):
+        if wanted != len(keys):
+            message = f"{name} has {wanted} requests; seq_lens has {len(keys)}"
+            raise ValueError(message)
+    for request, (start, end) in enumerate(pairwise(starts)):
+        _check_request(request, end - start, keys[request], known[request], table, size)
+    news = [end - start for start, end in pairwise(starts)]
+    seen = [max(s - t - window, 0) if window >= 0 else 0 for t, s in zip(news, keys, strict=True)]
+    group = checked_group(rank, world, interleave)
+    batch = _Batch(starts, keys, known, table, size, seen, *group)
+    entries = [list(OUTPUTS[output].entries(batch, request)) for request in range(len(keys))]
+    device = block_table.device if isinstance(block_table, torch.Tensor) else torch.device("cpu")
+    return _written(OUTPUTS[output], entries, buffer, rest, device)
+
+
+def _written(
+    output: Output,
+    entries: list[list[int]],
+    buffer: torch.Tensor | None,
+    rest: str,
+    device: torch.device,
+) -> torch.Tensor:
+    """Return a buffer, or a new tensor, with the entries of all requests in it."""
+    rows = entries if output.is_table else [[*output.first, *(e for each in entries for e in each)]]
+    width = max(map(len, rows), default=0)
+    if buffer is None:
+        shape = (len(rows), width) if output.is_table else (width,)
+        buffer = torch.zeros(shape, dtype=output.dtype, device=device)
+    dims = 1 + output.is_table
+    if not isinstance(buffer, torch.Tensor) or buffer.dtype != output.dtype or buffer.dim() != dims:
+        message = f"buffer must be a tensor of {output.dtype} with {dims} axes, not {buffer!r}"
+        raise ValueError(message)
+    least = (len(rows), width) if output.is_table else (width,)
+    if any(has < needs for has, needs in zip(buffer.shape, least, strict=True)):
+        message = f"buffer has shape {tuple(buffer.shape)}; the entries need {least}"
+        raise ValueError(message)
+    found = buffer.clone()
+    if not output.is_table:
+        found[:width] = torch.tensor(rows[0], dtype=output.dtype)
+        return found if rest != "zero_rows" else torch.cat([found[:width], found[width:] * 0])
+    for request, row in enumerate(rows):
+        found[request, : len(row)] = torch.tensor(row, dtype=output.dtype)
+        if rest == "zero_tails":
+            found[request, len(row) :] = 0
+    if rest == "zero_rows":
+        found[len(rows) :] = 0
+    return found
+
+
+def _check_request(
+    request: int, new: int, keys: int, row: int, table: list[list[int]], page_size: int
+) -> None:
+    """Refuse a request with fewer keys than new tokens, or without a page for each of its keys."""
+    if keys < new:
+        message = f"seq_lens[{request}] is {keys}; the request has {new} new tokens"
+        raise ValueError(message)
+    if not 0 <= row < len(table):
+        message = f"rows[{request}] is {row}; block_table has {len(table)} rows"
+        raise ValueError(message)
+    pages = -(-keys // page_size)
+    if len(table[row]) < pages:
+        message = f"block_table[{row}] has {len(table[row])} entries; a request needs {pages}"
+        raise ValueError(message)
+    for page, number in enumerate(table[row][:pages]):
+        if not isinstance(number, int) or number < 0:
+            message = f"block_table[{row}][{page}] is {number}; a page id is at least 0"
+            raise ValueError(message)

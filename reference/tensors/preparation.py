@@ -1,0 +1,131 @@
+"""What prepare_batch is given, and making it from a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import torch
+
+from ..attention.preparation import OUTPUTS, prepare_batch
+from ..problems.preparation import BatchProblem
+from .allocation import Allocator
+from .slots import drawn_table
+from .values import bits, stream
+
+
+@dataclass(frozen=True, eq=False)
+class BatchInputs:
+    """Arguments of ``prepare_batch`` for a batch of R requests.
+
+    Attributes:
+        output: the name of the tensor that is built.
+        query_start_loc: [R + 1] int32; request i owns new tokens ``[i]`` to ``[i + 1]``.
+        seq_lens: [R] int32, the keys of each request, its new tokens included.
+        rows: [R] int32, the row of each request in the tables below.
+        block_table: [rows, pages] int32; entries behind a request's pages are garbage.
+        token_table: [rows, keys] int32, the slots of all keys; those behind a request's keys are
+            garbage.
+        computed: [rows] int32, the keys of each request before its new tokens; garbage elsewhere.
+        first_keys: [R] int32, the first key of each request's window; 0 without a window.
+        kv_indptr: [R + 1] int32, where the keys of each request begin, from ``first_keys`` on.
+        page_indptr: [R + 1] int32, where its pages begin.
+        buffer: the buffer that is written; what it holds before is garbage, or what an earlier
+            batch left there. A table has a row for each request.
+        page_size: keys a page.
+        rest: what becomes of the buffer behind the entries, one of ``RESTS``.
+        window_left: keys before its own that a request's first new token sees; -1: all.
+        rank: the rank whose keys are counted.
+        world: ranks of the group.
+        interleave: consecutive keys on one rank.
+        storages: flat buffers by field name, of which the tensors are views.
+    """
+
+    output: str
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    rows: torch.Tensor
+    block_table: torch.Tensor
+    token_table: torch.Tensor
+    computed: torch.Tensor
+    first_keys: torch.Tensor
+    kv_indptr: torch.Tensor
+    page_indptr: torch.Tensor
+    buffer: torch.Tensor
+    page_size: int
+    rest: str = "kept"
+    window_left: int = -1
+    rank: int = 0
+    world: int = 1
+    interleave: int = 1
+    storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+def batch_inputs(problem: BatchProblem, home: Allocator, *, step: int = 0) -> BatchInputs:
+    """Make the tensors of one call of ``prepare_batch``, that of a step."""
+    news, keys = (torch.tensor(each, dtype=torch.long) for each in problem.steps[step])
+    size, window = problem.page_size, problem.window_left
+    order, table = drawn_table(problem, -(-keys // size), step)
+    rows = order[: len(keys)]
+    width = problem.columns * size
+    offsets = torch.arange(width) % size
+    tokens = table.repeat_interleave(size, dim=1) * size + offsets
+    is_key = torch.zeros(tokens.shape, dtype=torch.bool)
+    is_key[rows] = torch.arange(width) < keys.unsqueeze(1)
+    numbers = torch.arange(len(order))
+    other_slots = bits(stream(problem.seed, f"slots {step}"), numbers, width)
+    computed = bits(stream(problem.seed, f"computed {step}"), numbers, 1).flatten()
+    computed[rows] = keys - news
+    first = (keys - news - window).clamp(min=0) if window >= 0 else torch.zeros_like(keys)
+    output = OUTPUTS[problem.output]
+    # Beyond all entries: what an earlier batch may have left there is for a law to say.
+    whole = torch.empty(problem.shape)
+    key, lines = stream(problem.seed, f"buffer {step}"), torch.arange(1)
+    before = bits(key, lines, whole.numel()).view(problem.shape)
+    before = before % 2**30 + (2**30 if output.dtype == torch.int32 else 2**40)
+
+    def indptr(counts: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([0, *accumulate(counts.tolist())])
+
+    integers = home.place_integers({
+        "query_start_loc": indptr(news).int(),
+        "seq_lens": keys.int(),
+        "rows": rows.int(),
+        "block_table": table.to(torch.int32),
+        "token_table": torch.where(is_key, tokens, other_slots).to(torch.int32),
+        "computed": computed.to(torch.int32),
+        "first_keys": first.int(),
+        "kv_indptr": indptr(keys - first).int(),
+        "page_indptr": indptr(-(-keys // size)).int(),
+    })  # fmt: skip
+    return BatchInputs(
+        output=problem.output,
+        **integers,
+        buffer=home.place("buffer", before.to(output.dtype)),
+        page_size=size,
+        rest=problem.rest,
+        window_left=window,
+        rank=problem.rank,
+        world=problem.world,
+        interleave=problem.interleave,
+        storages=home.storages,
+    )
+
+
+def prepared(inputs: BatchInputs) -> torch.Tensor:
+    """Prepare the record's batch, by definition."""
+    return prepare_batch(
+        inputs.output,
+        inputs.query_start_loc,
+        inputs.seq_lens,
+        inputs.block_table,
+        inputs.page_size,
+        rows=inputs.rows,
+        buffer=inputs.buffer,
+        rest=inputs.rest,
+        window_left=inputs.window_left,
+        rank=inputs.rank,
+        world=inputs.world,
+        interleave=inputs.interleave,
+    )

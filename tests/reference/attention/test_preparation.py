@@ -1,0 +1,149 @@
+"""The tensors that engines prepare for a batch, against cases by hand and each other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernelproof.reference import BatchProblem, build_metadata, map_slots, prepare_batch
+from kernelproof.reference.attention.preparation import OUTPUTS
+from kernelproof.reference.tensors.allocation import Allocator
+from kernelproof.reference.tensors.preparation import batch_inputs, prepared
+
+CPU = torch.device("cpu")
+TABLE = [[7, 3, -9], [5, 2, 8]]
+BATCH = ([0, 2, 3], [5, 3], TABLE, 4)
+"""Two new tokens of five keys in two pages, and one of three in one."""
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ("kv_indices", [28, 29, 30, 31, 12, 20, 21, 22]),
+        ("page_indices", [7, 3, 5]),
+        ("page_table", [[7, 3], [5, 0]]),
+        ("kv_indptr", [0, 5, 8]),
+        ("query_start_loc", [0, 2, 3]),
+        ("query_starts", [0, 2]),
+        ("positions", [3, 4, 2]),
+        ("local_positions", [0, 1, 0]),
+        ("seq_lens", [5, 3]),
+        ("local_seq_lens", [5, 3]),
+        ("token_to_request", [0, 0, 1]),
+        ("token_rows", [0, 0, 1]),
+    ],
+)
+def test_each_output_of_a_batch(output: str, expected: object) -> None:
+    found = prepare_batch(output, *BATCH)
+    assert found.tolist() == expected
+    assert found.dtype == OUTPUTS[output].dtype
+
+
+def test_rows_are_those_that_requests_were_given() -> None:
+    assert prepare_batch("page_indices", *BATCH, rows=[1, 0]).tolist() == [5, 2, 7]
+    assert prepare_batch("token_rows", *BATCH, rows=[1, 0]).tolist() == [1, 1, 0]
+
+
+def test_keys_before_a_window_have_no_slot_and_their_pages_are_null() -> None:
+    table = [[7, 3, 6]]
+    batch = ([0, 2], [11], table, 4)  # the first new token is key 9, and sees key 8
+    assert prepare_batch("kv_indices", *batch, window_left=1).tolist() == [24, 25, 26]
+    assert prepare_batch("page_indices", *batch, window_left=1).tolist() == [0, 0, 6]
+    assert prepare_batch("page_indices", *batch, window_left=2).tolist() == [0, 3, 6]
+    assert prepare_batch("kv_indptr", *batch, window_left=1).tolist() == [0, 3]
+
+
+def test_the_keys_of_all_ranks_are_those_of_the_request() -> None:
+    lengths = [
+        prepare_batch(
+            "local_seq_lens", [0, 1], [11], [[0]], 16, rank=rank, world=3, interleave=2
+        ).item()
+        for rank in range(3)
+    ]
+    assert lengths == [4, 4, 3]
+
+
+def test_what_lies_behind_the_entries() -> None:
+    buffer = torch.full((5,), 9, dtype=torch.int32)
+    assert prepare_batch("seq_lens", *BATCH, buffer=buffer).tolist() == [5, 3, 9, 9, 9]
+    found = prepare_batch("seq_lens", *BATCH, buffer=buffer, rest="zero_rows")
+    assert found.tolist() == [5, 3, 0, 0, 0]
+    table = torch.full((3, 3), 9, dtype=torch.int32)
+    behind = {"kept": 9, "zero_rows": 9, "zero_tails": 0}
+    for rest, tail in behind.items():
+        found = prepare_batch("page_table", *BATCH, buffer=table, rest=rest)
+        last = 0 if rest == "zero_rows" else 9
+        assert found.tolist() == [[7, 3, tail], [5, tail, tail], [last] * 3]
+    assert table.eq(9).all()
+    assert buffer.eq(9).all()
+
+
+def test_an_empty_batch() -> None:
+    for output, each in OUTPUTS.items():
+        found = prepare_batch(output, [0], [], [], 4)
+        assert found.flatten().tolist() == list(each.first)
+
+
+def test_it_agrees_with_the_metadata_and_the_slots_of_a_batch() -> None:
+    metadata = build_metadata([2, 1], [5, 3], TABLE, 4)
+    assert torch.equal(prepare_batch("page_indices", *BATCH), metadata.paged_kv_indices)
+    slots = prepare_batch("kv_indices", *BATCH)
+    positions = prepare_batch("positions", *BATCH)
+    assert slots[[3, 4, 7]].tolist() == map_slots([0, 2, 3], positions, TABLE, 4).tolist()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (BATCH, {"output": "slots"}, "output is 'slots'; it must be one of kv_indices"),
+        (BATCH, {"rest": "zero"}, "rest is 'zero'; it must be one of kept, zero_rows"),
+        (([0, 6, 7], [5, 3], TABLE, 4), {}, r"seq_lens\[0\] is 5; the request has 6 new tokens"),
+        (([0, 2], [5, 3], TABLE, 4), {}, "query_start_loc has 1 requests; seq_lens has 2"),
+        (([0, 2, 3], [9, 3], TABLE, 4), {}, r"block_table\[0\]\[2\] is -9"),
+        (([0, 2, 3], [13, 3], TABLE, 4), {}, r"block_table\[0\] has 3 entries; a request needs 4"),
+        (([0, 2, 3], [5, 3], TABLE, 0), {}, "page_size is 0"),
+        (BATCH, {"rows": [0, 2]}, r"rows\[1\] is 2; block_table has 2 rows"),
+        (BATCH, {"rank": 1}, "rank is 1; the group has 1 ranks"),
+        (BATCH, {"buffer": torch.zeros(1)}, "buffer must be a tensor of torch.int32"),
+        (BATCH, {"buffer": torch.zeros(1, dtype=torch.int32)}, r"the entries need \(8,\)"),
+    ],
+)
+def test_what_contradicts_itself(
+    arguments: tuple[object, ...], options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        prepare_batch(options.pop("output", "kv_indices"), *arguments, **options)  # type: ignore[arg-type]
+
+
+def test_a_problems_tensors() -> None:
+    steps = (((1, 2, 0), (5, 2, 0)), ((3,), (3,)))
+    problem = BatchProblem("page_table", steps, page_size=2, spare_rows=2, spare_entries=3)
+    first, second = (batch_inputs(problem, Allocator(CPU, 0.0), step=step) for step in range(2))
+    assert first.query_start_loc.tolist() == [0, 1, 3, 3]
+    assert first.kv_indptr.tolist() == [0, 5, 7, 7]
+    assert first.page_indptr.tolist() == [0, 3, 4, 4]
+    assert first.computed[first.rows.long()].tolist() == [4, 0, 0]
+    assert first.block_table.shape == second.block_table.shape == (5, 3)
+    assert first.token_table.shape == (5, 6)
+    assert first.buffer.shape == second.buffer.shape == (6, 3)
+    assert (first.buffer >= 2**30).all()
+    pages = prepared(first)
+    row = int(first.rows[0])
+    assert pages[0].tolist() == first.block_table[row].tolist()
+    assert first.token_table[row, 4] == 2 * pages[0, 2]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"output": "slots"}, "output is 'slots'"),
+        ({"rest": "zero_tails"}, "rest is 'zero_tails'; it must be of a table"),
+        ({"steps": ()}, r"steps is \(\); it must be at least one batch"),
+        ({"steps": (((2,), (1,)),)}, "at most as many tokens as a request has keys"),
+        ({"rank": 1}, "rank is 1; it must be less than world = 1"),
+        ({"window_left": -2}, "window_left is -2"),
+    ],
+)
+def test_problems_that_no_call_can_be(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BatchProblem(**fields)  # type: ignore[arg-type]
