@@ -157,7 +157,7 @@ UNUSED: Mapping[str, tuple[str, ...]] = {
         "triton_scalar_specialization_rep",
     ),
     "vllm.triton_utils.allocation": ("set_triton_allocator",),
-    "vllm.utils": ("direct_register_custom_op", "is_torch_equal_or_newer"),
+    "vllm.utils": ("direct_register_custom_op", "is_torch_equal_or_newer", "random_uuid"),
     "vllm.utils.deep_gemm": ("is_deep_gemm_e8m0_used",),
     "vllm.utils.platform_utils": ("get_device_name_as_file_name", "is_uva_available"),
     "vllm.utils.torch_utils": (
