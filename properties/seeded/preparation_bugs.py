@@ -152,12 +152,12 @@ def starts_of_all_keys(inputs: BatchInputs) -> torch.Tensor:
     return _right(inputs, kv_indptr=whole)
 
 
-@seeded(BUGS, BATCH, "batch_garbage", supports=_builds("page_table", rest="zero_rows"))
+@seeded(BUGS, BATCH, "batch_garbage", supports=_builds("local_seq_lens", rest="zero_rows"))
 def one_block_of_rows(inputs: BatchInputs) -> torch.Tensor:
-    """Clear 1024 rows behind the batch, and no more."""
-    before, table, end = inputs.buffer.clone(), _right(inputs), len(inputs.rows) + 1024
-    table[end:] = before[end:]
-    return table
+    """Clear 1024 lengths behind the batch, and no more."""
+    before, lengths, end = inputs.buffer.clone(), _right(inputs), len(inputs.rows) + 1024
+    lengths[end:] = before[end:]
+    return lengths
 
 
 @seeded(BUGS, BATCH, "batch_parity", supports=_builds("page_table", rest="zero_tails"))

@@ -312,6 +312,8 @@ LONG = replace(DECODED, seq_lens=(70, 1, 33), logits_soft_cap=5.0, sinks=True)
         ("sglang-extend", replace(MIXED, causal=False, custom_mask=True)),
         ("sglang-prefill", replace(RAGGED, query_lens=(70, 2), seq_lens=(70, 2))),
         ("sglang-merge-state", MergeProblem(num_tokens=3, num_heads=2)),
+        ("sglang-kv-indices", BatchProblem(steps=(((1, 3), (70, 600)),), window_left=5)),
+        ("sglang-decode-metadata", BatchProblem("page_table", (((1, 3), (70, 600)),), 16)),
     ],
 )
 def test_real_files(release: Worker, name: str, problem: Problem) -> None:

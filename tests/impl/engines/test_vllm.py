@@ -28,6 +28,7 @@ from kernelproof.properties.worker.requests import Address
 from kernelproof.properties.worker.tasks import HANDLER
 from kernelproof.reference import (
     AttentionProblem,
+    BatchProblem,
     MergeProblem,
     MoEProblem,
     Problem,
@@ -299,6 +300,7 @@ SLOTS = SlotsProblem(
     spare_rows=1,
     spare_slots=1030,
 )
+BATCHES = BatchProblem("page_indices", (((1, 30), (70, 35)), ((2,), (9,))), 16, spare_rows=1)
 BY_TOKEN = replace(APPENDED, kv_cache="int8_per_token_head")
 
 
@@ -651,6 +653,8 @@ def release(request: pytest.FixtureRequest) -> Iterator[Worker]:
         ("vllm-reshape-and-cache-interleaved", APPENDED),
         ("vllm-slot-mapping", replace(SLOTS, first_page=2**29)),
         ("vllm-slot-mappings", SLOTS),
+        ("vllm-page-indices", BATCHES),
+        ("vllm-block-table", replace(BATCHES, output="page_table", rest="zero_rows")),
         ("vllm-fused-moe", EXPERTS),
         ("vllm-fused-moe", replace(EXPERTS, num_tokens=1, num_experts=8)),
     ],

@@ -62,7 +62,7 @@ def test_tables_with_zeros_in_their_tails_are_right(law: str) -> None:
         ("parity", bugs.positions_as_int32, "positions", "buffer is torch.int32, not int64"),
         ("parity", bugs.chunks_from_zero, "positions", "step 0: positions"),
         ("parts", bugs.rows_in_order, "page_table", "with requests [1] only: page_table of"),
-        ("garbage", bugs.one_block_of_rows, "page_table", "page_table in a longer buffer"),
+        ("garbage", bugs.one_block_of_rows, "local_seq_lens", "local_seq_lens in a longer"),
     ],
 )
 def test_a_finding_says_what_is_wrong(
