@@ -13,6 +13,7 @@ from .sources import load
 INDICES = file_of("kv_indices")
 POSITIONS = file_of("position")
 METADATA = file_of("metadata")
+PAD = file_of("pad")
 READ_TABLE = "sglang.kernels.ops.kvcache.kv_read_table"
 TRTLLM_TABLE = file_of("trtllm_mha_page_table")
 TRTLLM_GRAPH = file_of("trtllm_mha_graph_metadata")
@@ -150,6 +151,22 @@ def positions(inputs: BatchInputs) -> None:
             inputs.seq_lens - news,
             news,
             True,  # noqa: FBT003  a constant of the kernel
+        )
+
+
+@builder("sglang-seqlens-expand", PAD, "seqlens_expand_kernel", {"token_seq_lens": "kept"})
+def token_seq_lens(inputs: BatchInputs) -> None:
+    """Write how many keys each new token sees, by one block a request."""
+    news = inputs.query_start_loc.diff()
+    longest = int(news.max()) if len(news) else 1
+    with load(PAD, stubs) as kernels:
+        kernels.seqlens_expand_kernel[(len(news),)](
+            news,
+            inputs.seq_lens,
+            inputs.query_start_loc,
+            inputs.buffer,
+            len(news),
+            BLOCK=1 << max(longest - 1, 0).bit_length(),
         )
 
 

@@ -18,6 +18,10 @@ TABLES = "vllm.v1.worker.gpu.block_table"
 RANKS = "vllm.v1.worker.gpu.cp_utils"
 REQUESTS = "vllm.v1.attention.ops.metadata"
 FLASHINFER = "vllm.v1.attention.backends.flashinfer"
+MOST_DECODED = 9
+"""Most new tokens of a request that is decoded, its drafts included."""
+NO_COLUMN = "a block table has a column"
+"""Reason against a table without columns."""
 IMPORTED = (
     "flashinfer",
     "flashinfer.decode",
@@ -114,6 +118,43 @@ def token_to_request(inputs: BatchInputs) -> None:
         )
 
 
+def _is_decode(problem: BatchProblem) -> str | bool:
+    if any(tokens > MOST_DECODED for new, _ in problem.steps for tokens in new):
+        return f"a decode has at most {MOST_DECODED} new tokens"
+    return _has_requests(problem) if problem.columns else NO_COLUMN
+
+
+@builder(
+    "vllm-token-seq-lens",
+    REQUESTS,
+    "_indexer_decode_metadata_kernel",
+    {"token_seq_lens": "zero_rows"},
+    more=_is_decode,
+)
+def token_seq_lens(inputs: BatchInputs) -> None:
+    """Write how many keys each token sees, beside its pages and its request."""
+    tokens, requests = int(inputs.query_start_loc[-1]), len(inputs.rows)
+    table, capacity = inputs.block_table[inputs.rows.long()], len(inputs.buffer)
+    others = torch.zeros((3, tokens + requests), dtype=torch.int32, device=table.device)
+    pages = table.new_zeros((tokens, table.shape[1]))
+    blocks = tokens - (tokens - capacity) // 256
+    with load(REQUESTS, stubs) as kernels, scalar_conditions(inputs.buffer):
+        getattr(kernels, "_indexer_decode_metadata_kernel")[(max(requests, blocks),)](  # noqa: B009
+            inputs.query_start_loc,
+            inputs.seq_lens,
+            table,
+            inputs.buffer,
+            pages,
+            *others,
+            requests,
+            tokens,
+            capacity,
+            table.stride(0),
+            pages.stride(0),
+            BLOCK_COLS=table.shape[1],
+        )
+
+
 def _several_ranks(problem: BatchProblem) -> str | bool:
     return problem.world > 1 or "asks for a rank's lengths where there are several"
 
@@ -140,7 +181,7 @@ def local_seq_lens(inputs: BatchInputs) -> None:
 
 def _known_table(problem: BatchProblem) -> str | bool:
     if not problem.columns:
-        return "a block table has a column"
+        return NO_COLUMN
     return problem.window_left != 0 or "a window of no key before its own is none"
 
 

@@ -63,6 +63,7 @@ FLAT: dict[str, Callable[[BatchInputs], torch.Tensor]] = {
     "query_start_loc": lambda inputs: inputs.query_start_loc,
     "query_starts": lambda inputs: inputs.query_start_loc[:-1],
     "positions": _positions,
+    "token_seq_lens": lambda inputs: _positions(inputs) + 1,
     "local_positions": lambda inputs: _tokens(inputs).number,
     "seq_lens": lambda inputs: inputs.computed[inputs.rows.long()] + inputs.query_start_loc.diff(),
     "local_seq_lens": _local_seq_lens,

@@ -97,6 +97,8 @@ OUTPUTS: Final = {
     "query_starts": Output(lambda batch, request: [batch.query_starts[request]],
                            "requests", is_relative=True),
     "positions": Output(_positions, "tokens", torch.int64),
+    "token_seq_lens": Output(lambda batch, request: [p + 1 for p in _positions(batch, request)],
+                             "tokens"),
     "local_positions": Output(lambda batch, request: range(batch.new(request)), "tokens"),
     "seq_lens": Output(lambda batch, request: [batch.seq_lens[request]], "requests"),
     "local_seq_lens": Output(_local_seq_len, "requests"),
@@ -129,8 +131,8 @@ def prepare_batch(
         output: ``kv_indices`` (slots of all keys), ``page_indices``, ``page_table`` (a row of pages
             a request), ``kv_indptr``, ``query_start_loc``, ``query_starts``, ``seq_lens``,
             ``local_seq_lens`` (keys on the rank); of each new token ``positions``,
-            ``local_positions`` (among the request's new ones), ``token_to_request`` or
-            ``token_rows``.
+            ``token_seq_lens`` (keys up to its own), ``local_positions`` (among the request's new
+            ones), ``token_to_request`` or ``token_rows``.
         query_start_loc: [R + 1] integers from 0; request i owns new tokens ``[i]`` to ``[i + 1]``.
         seq_lens: [R] integers, the keys of each request; its new tokens are the last of them.
         block_table: [rows, pages] integers, the pages of all requests that an engine knows; entries

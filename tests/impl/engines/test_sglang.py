@@ -25,6 +25,7 @@ from kernelproof.properties.worker.requests import Address
 from kernelproof.properties.worker.tasks import HANDLER
 from kernelproof.reference import (
     AttentionProblem,
+    BatchProblem,
     MergeProblem,
     MoEProblem,
     Problem,

@@ -26,6 +26,7 @@ BATCH = ([0, 2, 3], [5, 3], TABLE, 4)
         ("query_start_loc", [0, 2, 3]),
         ("query_starts", [0, 2]),
         ("positions", [3, 4, 2]),
+        ("token_seq_lens", [4, 5, 3]),
         ("local_positions", [0, 1, 0]),
         ("seq_lens", [5, 3]),
         ("local_seq_lens", [5, 3]),
