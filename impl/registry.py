@@ -170,6 +170,7 @@ SHIPPED = {
     "sglang-draft-extend-metadata-swa": "engines.sglang_batches:draft_extend_metadata_swa",
     "sglang-trtllm-page-table": "engines.sglang_batches:trtllm_page_table",
     "sglang-trtllm-graph-metadata": "engines.sglang_batches:trtllm_graph_metadata",
+    "sglang-trtllm-graph-metadata-swa": "engines.sglang_batches:trtllm_graph_metadata_swa",
     "sglang-kv-read-table": "engines.sglang_batches:kv_read_table",
     "sglang-kv-read-table-zero-tail": "engines.sglang_batches:kv_read_table_zero_tail",
     "sglang-kv-read-stream": "engines.sglang_batches:kv_read_stream",

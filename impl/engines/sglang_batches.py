@@ -315,15 +315,7 @@ def trtllm_page_table(inputs: BatchInputs) -> None:
         )
 
 
-@builder(
-    "sglang-trtllm-graph-metadata",
-    TRTLLM_GRAPH,
-    "update_trtllm_mha_graph_metadata",
-    {**LENGTHS, "page_table": "kept"},
-    more=_power_of_two,
-)
-def trtllm_graph_metadata(inputs: BatchInputs) -> None:
-    """Write lengths, where keys and new tokens begin and a table of pages for a recorded graph."""
+def _trtllm_graph(inputs: BatchInputs, tokens: torch.Tensor, **swa: torch.Tensor) -> None:
     requests, table = len(inputs.rows), _table(inputs)
     starts = {
         name: _lengths(inputs, name, requests + 1) for name in ("kv_indptr", "query_start_loc")
@@ -334,10 +326,10 @@ def trtllm_graph_metadata(inputs: BatchInputs) -> None:
         kernels.update_trtllm_mha_graph_metadata(
             req_pool_indices=inputs.rows.long(),
             seq_lens=inputs.seq_lens.long(),
-            req_to_token=inputs.token_table,
+            req_to_token=tokens,
             cache_seqlens=_lengths(inputs, "seq_lens", requests),
             cu_seqlens_k=starts["kv_indptr"],
-            page_table=table,
+            page_table=torch.zeros_like(table) if swa else table,
             bs=requests,
             seqlen_offset=0,
             max_seq_pages=table.shape[1],
@@ -345,7 +337,45 @@ def trtllm_graph_metadata(inputs: BatchInputs) -> None:
             cu_seqlens_q=starts["query_start_loc"],
             qlens=inputs.query_start_loc.diff(),
             q_mode=kernels.Q_MODE_CUMSUM,
+            **swa,
         )
+
+
+@builder(
+    "sglang-trtllm-graph-metadata",
+    TRTLLM_GRAPH,
+    "update_trtllm_mha_graph_metadata",
+    {**LENGTHS, "page_table": "kept"},
+    more=_power_of_two,
+)
+def trtllm_graph_metadata(inputs: BatchInputs) -> None:
+    """Write lengths, where keys and new tokens begin and a table of pages for a recorded graph."""
+    _trtllm_graph(inputs, inputs.token_table)
+
+
+@builder(
+    "sglang-trtllm-graph-metadata-swa",
+    TRTLLM_GRAPH,
+    "update_trtllm_mha_graph_metadata",
+    {"page_table": "kept"},
+    more=_power_of_two,
+)
+def trtllm_graph_metadata_swa(inputs: BatchInputs) -> None:
+    """Write the table of pages of a pool for layers with a window, and two slots a request."""
+    mapping = _other_pool(inputs, inputs.page_size)
+    slots = torch.arange(2 * len(inputs.rows), device=mapping.device)
+    written = torch.ones(len(slots) + 1, dtype=slots.dtype, device=slots.device)
+    _trtllm_graph(
+        inputs,
+        inputs.token_table ^ inputs.page_size,
+        swa_mapping=mapping,
+        swa_page_table=_table(inputs),
+        out_cache_loc=slots,
+        swa_out_cache_loc=written,
+    )
+    if len(slots) and not torch.equal(written, torch.cat([mapping[slots], slots[:1] * 0])):
+        message = "slots of new tokens are not those of the other pool, with a zero behind them"
+        raise RuntimeError(message)
 
 
 def _read(inputs: BatchInputs, *, width: int, **options: object) -> None:
