@@ -168,6 +168,7 @@ SHIPPED = {
     "sglang-decode-metadata-zero-tail": "engines.sglang_batches:decode_metadata_zero_tail",
     "sglang-decode-metadata-swa": "engines.sglang_batches:decode_metadata_swa",
     "sglang-draft-extend-metadata-swa": "engines.sglang_batches:draft_extend_metadata_swa",
+    "sglang-swa-spec-page-table": "engines.sglang_batches:swa_spec_page_table",
     "sglang-trtllm-page-table": "engines.sglang_batches:trtllm_page_table",
     "sglang-trtllm-graph-metadata": "engines.sglang_batches:trtllm_graph_metadata",
     "sglang-trtllm-graph-metadata-swa": "engines.sglang_batches:trtllm_graph_metadata_swa",

@@ -239,6 +239,35 @@ def decode_metadata_swa(inputs: BatchInputs) -> None:
     _decode(inputs, tokens, full_to_swa_index_mapping=mapping)
 
 
+@builder(
+    "sglang-swa-spec-page-table",
+    METADATA,
+    "prepare_swa_spec_page_table_triton",
+    {"page_table": "kept"},
+)
+def swa_spec_page_table(inputs: BatchInputs) -> None:
+    """Join two halves of each request's pages, for two drafts a request."""
+    table, pages = inputs.block_table[inputs.rows.long()], inputs.page_indptr.diff()
+    second = pages // 2
+    first, width = pages - second, table.shape[1]
+    places = first.unsqueeze(1) + torch.arange(width, device=table.device)
+    later = table.gather(1, places.clamp(max=max(width - 1, 0)))
+    joined = _table(inputs).repeat_interleave(2, dim=0)
+    with load(METADATA, stubs) as kernels:
+        kernels.prepare_swa_spec_page_table_triton(
+            page_table_dst=joined,
+            page_table_a=table,
+            page_table_b=later.repeat_interleave(2, dim=0),
+            seq_len_a=first,
+            seq_len_b=second.repeat_interleave(2),
+            speculative_num_draft_tokens=2,
+        )
+    if not torch.equal(joined[::2], joined[1::2]):
+        message = "two drafts of one request have different pages"
+        raise RuntimeError(message)
+    _table(inputs).copy_(joined[::2])
+
+
 def _draft_extend(inputs: BatchInputs, tokens: torch.Tensor, **swa: torch.Tensor) -> None:
     requests, table = len(inputs.rows), _table(inputs)
     with load(METADATA, stubs) as kernels:
