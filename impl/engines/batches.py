@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Mapping
 
 import torch
@@ -59,6 +60,7 @@ def builder(
         return unavailable(file, target) or True if taken is True else taken
 
     def decorate(function: Callable[[BatchInputs], None]) -> Implementation:
+        @functools.wraps(function)  # whose module names the files of the kernels
         def built(inputs: BatchInputs) -> torch.Tensor:
             function(inputs)
             return inputs.buffer

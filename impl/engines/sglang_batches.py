@@ -10,13 +10,13 @@ from .batches import builder, scratch
 from .sglang_calls import file_of, stubs
 from .sources import load
 
-INDICES = file_of("kv_indices")
-POSITIONS = file_of("position")
-METADATA = file_of("metadata")
-PAD = file_of("pad")
-READ_TABLE = "sglang.kernels.ops.kvcache.kv_read_table"
-TRTLLM_TABLE = file_of("trtllm_mha_page_table")
-TRTLLM_GRAPH = file_of("trtllm_mha_graph_metadata")
+INDICES_FILE = file_of("kv_indices")
+POSITIONS_FILE = file_of("position")
+METADATA_FILE = file_of("metadata")
+PAD_FILE = file_of("pad")
+READ_TABLE_FILE = "sglang.kernels.ops.kvcache.kv_read_table"
+TRTLLM_TABLE_FILE = file_of("trtllm_mha_page_table")
+TRTLLM_GRAPH_FILE = file_of("trtllm_mha_graph_metadata")
 LENGTHS = {"seq_lens": "kept", "kv_indptr": "kept", "query_start_loc": "kept"}
 """Outputs of the fused kernels beside the table of pages."""
 MOST_SLOTS = 2**20
@@ -30,7 +30,7 @@ def _power_of_two(problem: BatchProblem) -> str | bool:
 
 @builder(
     "sglang-kv-indices",
-    INDICES,
+    INDICES_FILE,
     "create_flashinfer_kv_indices_triton",
     {"kv_indices": "kept"},
     windows=True,
@@ -42,7 +42,7 @@ def kv_indices(inputs: BatchInputs) -> None:
 
 @builder(
     "sglang-kv-indices-of-pages",
-    INDICES,
+    INDICES_FILE,
     "TOKEN_BLOCK_PARALLEL",
     {"kv_indices": "kept"},
     windows=True,
@@ -70,7 +70,7 @@ def _copy_slots(
     grid = (len(inputs.rows), blocks) if blocks else (len(inputs.rows),)
     options |= {"TOKEN_BLOCK_PARALLEL": True} if blocks else {}
     windowed = inputs.window_left >= 0
-    with load(INDICES, stubs) as kernels:
+    with load(INDICES_FILE, stubs) as kernels:
         kernels.create_flashinfer_kv_indices_triton[grid](
             table,
             inputs.rows.long(),
@@ -85,14 +85,14 @@ def _copy_slots(
 
 @builder(
     "sglang-chunked-kv-indices",
-    INDICES,
+    INDICES_FILE,
     "create_chunked_prefix_cache_kv_indices",
     {"kv_indices": "kept"},
     windows=True,
 )
 def chunked_kv_indices(inputs: BatchInputs) -> None:
     """Copy slots of keys from a table of slots, those of a chunk."""
-    with load(INDICES, stubs) as kernels:
+    with load(INDICES_FILE, stubs) as kernels:
         kernels.create_chunked_prefix_cache_kv_indices[(len(inputs.rows),)](
             inputs.token_table,
             inputs.rows.long(),
@@ -106,7 +106,7 @@ def chunked_kv_indices(inputs: BatchInputs) -> None:
 
 @builder(
     "sglang-flashmla-kv-indices",
-    INDICES,
+    INDICES_FILE,
     "get_num_kv_index_blocks_flashmla",
     {"page_table": "kept"},
     more=_power_of_two,
@@ -114,7 +114,7 @@ def chunked_kv_indices(inputs: BatchInputs) -> None:
 def flashmla_kv_indices(inputs: BatchInputs) -> None:
     """Compute a table of pages from one of slots, by a program for 4096 keys."""
     buffer = inputs.buffer
-    with load(INDICES, stubs) as kernels:
+    with load(INDICES_FILE, stubs) as kernels:
         blocks = kernels.get_num_kv_index_blocks_flashmla(buffer.shape[1], inputs.page_size)
         kernels.create_flashmla_kv_indices_triton[(len(inputs.rows), blocks)](
             inputs.token_table,
@@ -136,7 +136,7 @@ def _has_requests(problem: BatchProblem) -> str | bool:
 
 @builder(
     "sglang-positions",
-    POSITIONS,
+    POSITIONS_FILE,
     "compute_position_kernel",
     {"positions": "kept", "query_starts": "kept"},
 )
@@ -144,7 +144,7 @@ def positions(inputs: BatchInputs) -> None:
     """Write positions of new tokens, and where those of each request begin."""
     tokens, requests = int(inputs.query_start_loc[-1]), len(inputs.rows)
     news = inputs.query_start_loc.diff()
-    with load(POSITIONS, stubs) as kernels:
+    with load(POSITIONS_FILE, stubs) as kernels:
         kernels.compute_position_kernel[(requests,)](
             scratch(inputs, "positions", tokens, torch.int64),
             scratch(inputs, "query_starts", requests, torch.int32),
@@ -154,12 +154,12 @@ def positions(inputs: BatchInputs) -> None:
         )
 
 
-@builder("sglang-seqlens-expand", PAD, "seqlens_expand_kernel", {"token_seq_lens": "kept"})
+@builder("sglang-seqlens-expand", PAD_FILE, "seqlens_expand_kernel", {"token_seq_lens": "kept"})
 def token_seq_lens(inputs: BatchInputs) -> None:
     """Write how many keys each new token sees, by one block a request."""
     news = inputs.query_start_loc.diff()
     longest = int(news.max()) if len(news) else 1
-    with load(PAD, stubs) as kernels:
+    with load(PAD_FILE, stubs) as kernels:
         kernels.seqlens_expand_kernel[(len(news),)](
             news,
             inputs.seq_lens,
@@ -184,7 +184,7 @@ def _decode(inputs: BatchInputs, tokens: torch.Tensor, **options: object) -> Non
     table, requests = _table(inputs), len(inputs.rows)
     swa = {"swa_page_table": table} if "full_to_swa_index_mapping" in options else {}
     table = torch.zeros_like(table) if swa else table
-    with load(METADATA, stubs) as kernels:
+    with load(METADATA_FILE, stubs) as kernels:
         kernels.normal_decode_set_metadata(
             cache_seqlens_int32=_lengths(inputs, "seq_lens", requests),
             cu_seqlens_k=_lengths(inputs, "kv_indptr", requests + 1),
@@ -202,7 +202,7 @@ def _decode(inputs: BatchInputs, tokens: torch.Tensor, **options: object) -> Non
 
 @builder(
     "sglang-decode-metadata",
-    METADATA,
+    METADATA_FILE,
     "zero_tail",
     {"seq_lens": "kept", "kv_indptr": "kept", "page_table": "kept"},
     more=_has_requests,
@@ -214,7 +214,7 @@ def decode_metadata(inputs: BatchInputs) -> None:
 
 @builder(
     "sglang-decode-metadata-zero-tail",
-    METADATA,
+    METADATA_FILE,
     "zero_tail",
     {"page_table": "zero_tails"},
     more=_has_requests,
@@ -227,7 +227,7 @@ def decode_metadata_zero_tail(inputs: BatchInputs) -> None:
 
 @builder(
     "sglang-decode-metadata-swa",
-    METADATA,
+    METADATA_FILE,
     "zero_tail",
     {"page_table": "kept"},
     more=_has_requests,
@@ -241,7 +241,7 @@ def decode_metadata_swa(inputs: BatchInputs) -> None:
 
 @builder(
     "sglang-swa-spec-page-table",
-    METADATA,
+    METADATA_FILE,
     "prepare_swa_spec_page_table_triton",
     {"page_table": "kept"},
 )
@@ -253,7 +253,7 @@ def swa_spec_page_table(inputs: BatchInputs) -> None:
     places = first.unsqueeze(1) + torch.arange(width, device=table.device)
     later = table.gather(1, places.clamp(max=max(width - 1, 0)))
     joined = _table(inputs).repeat_interleave(2, dim=0)
-    with load(METADATA, stubs) as kernels:
+    with load(METADATA_FILE, stubs) as kernels:
         kernels.prepare_swa_spec_page_table_triton(
             page_table_dst=joined,
             page_table_a=table,
@@ -270,7 +270,7 @@ def swa_spec_page_table(inputs: BatchInputs) -> None:
 
 def _draft_extend(inputs: BatchInputs, tokens: torch.Tensor, **swa: torch.Tensor) -> None:
     requests, table = len(inputs.rows), _table(inputs)
-    with load(METADATA, stubs) as kernels:
+    with load(METADATA_FILE, stubs) as kernels:
         kernels.draft_extend_set_metadata(
             cache_seqlens_int32=_lengths(inputs, "seq_lens", requests),
             cu_seqlens_k=_lengths(inputs, "kv_indptr", requests + 1),
@@ -287,7 +287,7 @@ def _draft_extend(inputs: BatchInputs, tokens: torch.Tensor, **swa: torch.Tensor
 
 @builder(
     "sglang-draft-extend-metadata",
-    METADATA,
+    METADATA_FILE,
     "draft_extend_set_metadata",
     {**LENGTHS, "page_table": "kept"},
     more=_has_requests,
@@ -299,7 +299,7 @@ def draft_extend_metadata(inputs: BatchInputs) -> None:
 
 @builder(
     "sglang-draft-extend-metadata-swa",
-    METADATA,
+    METADATA_FILE,
     "draft_extend_set_metadata",
     {"page_table": "kept"},
     more=_has_requests,
@@ -324,7 +324,7 @@ def draft_extend_metadata_swa(inputs: BatchInputs) -> None:
 
 @builder(
     "sglang-trtllm-page-table",
-    TRTLLM_TABLE,
+    TRTLLM_TABLE_FILE,
     "build_trtllm_mha_page_table",
     {"page_table": "kept"},
     more=_power_of_two,
@@ -332,7 +332,7 @@ def draft_extend_metadata_swa(inputs: BatchInputs) -> None:
 def trtllm_page_table(inputs: BatchInputs) -> None:
     """Write the table of pages of a pool for layers with a window, by a program for 4096 keys."""
     table = _table(inputs)
-    with load(TRTLLM_TABLE, stubs) as kernels:
+    with load(TRTLLM_TABLE_FILE, stubs) as kernels:
         kernels.build_trtllm_mha_page_table(
             req_to_token=inputs.token_table ^ inputs.page_size,
             req_pool_indices=inputs.rows.long(),
@@ -351,7 +351,7 @@ def _trtllm_graph(inputs: BatchInputs, tokens: torch.Tensor, **swa: torch.Tensor
     }
     for each in starts.values():
         each[0] = 0  # the backend's buffers begin with it, and the kernel leaves it
-    with load(TRTLLM_GRAPH, stubs) as kernels:
+    with load(TRTLLM_GRAPH_FILE, stubs) as kernels:
         kernels.update_trtllm_mha_graph_metadata(
             req_pool_indices=inputs.rows.long(),
             seq_lens=inputs.seq_lens.long(),
@@ -372,7 +372,7 @@ def _trtllm_graph(inputs: BatchInputs, tokens: torch.Tensor, **swa: torch.Tensor
 
 @builder(
     "sglang-trtllm-graph-metadata",
-    TRTLLM_GRAPH,
+    TRTLLM_GRAPH_FILE,
     "update_trtllm_mha_graph_metadata",
     {**LENGTHS, "page_table": "kept"},
     more=_power_of_two,
@@ -384,7 +384,7 @@ def trtllm_graph_metadata(inputs: BatchInputs) -> None:
 
 @builder(
     "sglang-trtllm-graph-metadata-swa",
-    TRTLLM_GRAPH,
+    TRTLLM_GRAPH_FILE,
     "update_trtllm_mha_graph_metadata",
     {"page_table": "kept"},
     more=_power_of_two,
@@ -411,7 +411,7 @@ def _read(inputs: BatchInputs, *, width: int, **options: object) -> None:
     """Launch the kernel whose functions compute in torch on a CPU."""
     if not len(inputs.rows) or not width:
         return
-    with load(READ_TABLE, stubs) as kernels:
+    with load(READ_TABLE_FILE, stubs) as kernels:
         getattr(kernels, "_launch")(  # noqa: B009
             req_to_token=inputs.token_table ^ inputs.page_size,
             req_pool_indices=inputs.rows.long(),
@@ -436,7 +436,9 @@ def _read_table(inputs: BatchInputs, *, zero_tail: bool) -> None:
     )
 
 
-@builder("sglang-kv-read-table", READ_TABLE, "_launch", {"page_table": "kept"}, more=_power_of_two)
+@builder(
+    "sglang-kv-read-table", READ_TABLE_FILE, "_launch", {"page_table": "kept"}, more=_power_of_two
+)
 def kv_read_table(inputs: BatchInputs) -> None:
     """Write a table of physical pages."""
     _read_table(inputs, zero_tail=False)
@@ -444,7 +446,7 @@ def kv_read_table(inputs: BatchInputs) -> None:
 
 @builder(
     "sglang-kv-read-table-zero-tail",
-    READ_TABLE,
+    READ_TABLE_FILE,
     "_launch",
     {"page_table": "zero_tails"},
     more=_power_of_two,
@@ -456,7 +458,7 @@ def kv_read_table_zero_tail(inputs: BatchInputs) -> None:
 
 @builder(
     "sglang-kv-read-stream",
-    READ_TABLE,
+    READ_TABLE_FILE,
     "_launch",
     {"kv_indices": "kept"},
     windows=True,

@@ -13,11 +13,11 @@ from .batches import builder, scratch
 from .sources import load
 from .vllm_stubs import QUANTISATION, Unused, stubs
 
-BATCH = "vllm.v1.worker.gpu.input_batch"
-TABLES = "vllm.v1.worker.gpu.block_table"
-RANKS = "vllm.v1.worker.gpu.cp_utils"
-REQUESTS = "vllm.v1.attention.ops.metadata"
-FLASHINFER = "vllm.v1.attention.backends.flashinfer"
+BATCH_FILE = "vllm.v1.worker.gpu.input_batch"
+TABLES_FILE = "vllm.v1.worker.gpu.block_table"
+RANKS_FILE = "vllm.v1.worker.gpu.cp_utils"
+REQUESTS_FILE = "vllm.v1.attention.ops.metadata"
+FLASHINFER_FILE = "vllm.v1.attention.backends.flashinfer"
 MOST_DECODED = 9
 """Most new tokens of a request that is decoded, its drafts included."""
 NO_COLUMN = "a block table has a column"
@@ -49,11 +49,13 @@ def _stubs_of_flashinfer() -> Mapping[str, Mapping[str, object]]:
     return {**stubs(), **dict.fromkeys(IMPORTED, anything)}
 
 
-@builder("vllm-page-indices", FLASHINFER, "_copy_page_indices_kernel", {"page_indices": "kept"})
+@builder(
+    "vllm-page-indices", FLASHINFER_FILE, "_copy_page_indices_kernel", {"page_indices": "kept"}
+)
 def page_indices(inputs: BatchInputs) -> None:
     """Copy the pages of requests whose rows stand in the batch's order."""
     table = inputs.block_table[inputs.rows.long()]
-    with load(FLASHINFER, _stubs_of_flashinfer) as kernels:
+    with load(FLASHINFER_FILE, _stubs_of_flashinfer) as kernels:
         getattr(kernels, "_copy_page_indices_kernel")[(len(table),)](  # noqa: B009
             inputs.buffer, table, table.stride(0), inputs.page_indptr, BLOCK_SIZE=1024
         )
@@ -61,14 +63,14 @@ def page_indices(inputs: BatchInputs) -> None:
 
 @builder(
     "vllm-positions",
-    BATCH,
+    BATCH_FILE,
     "_prepare_pos_seq_lens_kernel",
     {"positions": "kept", "seq_lens": "zero_rows"},
 )
 def positions(inputs: BatchInputs) -> None:
     """Write positions of new tokens and lengths of requests, which are zero behind the batch."""
     tokens = int(inputs.query_start_loc[-1])
-    with load(BATCH, stubs) as kernels:
+    with load(BATCH_FILE, stubs) as kernels:
         kernels.prepare_pos_seq_lens(
             idx_mapping=inputs.rows,
             query_start_loc=inputs.query_start_loc,
@@ -80,7 +82,7 @@ def positions(inputs: BatchInputs) -> None:
 
 @builder(
     "vllm-expanded-rows",
-    BATCH,
+    BATCH_FILE,
     "_expand_idx_mapping_kernel",
     {"token_rows": "kept", "local_positions": "kept"},
 )
@@ -88,7 +90,7 @@ def expanded_rows(inputs: BatchInputs) -> None:
     """Write the row of each token's request and its place among the request's new tokens."""
     longest = int(inputs.query_start_loc.diff().max()) if len(inputs.rows) else 1
     tokens = int(inputs.query_start_loc[-1])
-    with load(BATCH, stubs) as kernels:
+    with load(BATCH_FILE, stubs) as kernels:
         getattr(kernels, "_expand_idx_mapping_kernel")[(len(inputs.rows),)](  # noqa: B009
             inputs.rows,
             scratch(inputs, "token_rows", tokens, torch.int32),
@@ -104,7 +106,7 @@ def _has_requests(problem: BatchProblem) -> str | bool:
 
 @builder(
     "vllm-token-to-request",
-    REQUESTS,
+    REQUESTS_FILE,
     "compute_token_to_req_indices",
     {"token_to_request": "zero_rows"},
     more=_has_requests,
@@ -112,7 +114,7 @@ def _has_requests(problem: BatchProblem) -> str | bool:
 def token_to_request(inputs: BatchInputs) -> None:
     """Write the request of each token, by a search for it."""
     tokens = int(inputs.query_start_loc[-1])
-    with load(REQUESTS, stubs) as kernels, scalar_conditions(inputs.buffer):
+    with load(REQUESTS_FILE, stubs) as kernels, scalar_conditions(inputs.buffer):
         kernels.compute_token_to_req_indices(
             inputs.query_start_loc, inputs.buffer, tokens, len(inputs.buffer)
         )
@@ -126,7 +128,7 @@ def _is_decode(problem: BatchProblem) -> str | bool:
 
 @builder(
     "vllm-token-seq-lens",
-    REQUESTS,
+    REQUESTS_FILE,
     "_indexer_decode_metadata_kernel",
     {"token_seq_lens": "zero_rows"},
     more=_is_decode,
@@ -138,7 +140,7 @@ def token_seq_lens(inputs: BatchInputs) -> None:
     others = torch.zeros((3, tokens + requests), dtype=torch.int32, device=table.device)
     pages = table.new_zeros((tokens, table.shape[1]))
     blocks = tokens - (tokens - capacity) // 256
-    with load(REQUESTS, stubs) as kernels, scalar_conditions(inputs.buffer):
+    with load(REQUESTS_FILE, stubs) as kernels, scalar_conditions(inputs.buffer):
         getattr(kernels, "_indexer_decode_metadata_kernel")[(max(requests, blocks),)](  # noqa: B009
             inputs.query_start_loc,
             inputs.seq_lens,
@@ -161,14 +163,14 @@ def _several_ranks(problem: BatchProblem) -> str | bool:
 
 @builder(
     "vllm-local-seq-lens",
-    RANKS,
+    RANKS_FILE,
     "prepare_dcp_local_seq_lens",
     {"local_seq_lens": "zero_rows"},
     more=_several_ranks,
 )
 def local_seq_lens(inputs: BatchInputs) -> None:
     """Write how many keys of each request a rank holds."""
-    with load(RANKS, stubs) as kernels:
+    with load(RANKS_FILE, stubs) as kernels:
         kernels.prepare_dcp_local_seq_lens(
             inputs.buffer,
             inputs.seq_lens,
@@ -187,7 +189,7 @@ def _known_table(problem: BatchProblem) -> str | bool:
 
 @builder(
     "vllm-block-table",
-    TABLES,
+    TABLES_FILE,
     "_gather_block_tables_kernel",
     {"page_table": "zero_rows"},
     windows=True,
@@ -202,7 +204,7 @@ def block_table(inputs: BatchInputs) -> None:
     def of_group(value: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.tensor([value], dtype=dtype, device=device)
 
-    with load(TABLES, stubs) as kernels, scalar_conditions(buffer):
+    with load(TABLES_FILE, stubs) as kernels, scalar_conditions(buffer):
         getattr(kernels, "_gather_block_tables_kernel")[(1, len(buffer))](  # noqa: B009
             inputs.rows,
             of_group(inputs.block_table.data_ptr(), torch.uint64),
