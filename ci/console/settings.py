@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from ...fixtures.suggestions import did_you_mean
-from ...impl.targets.data_files import read_toml
+from ...impl.targets.data_files import read_toml_part
 from ...impl.targets.unpacked import FROM
 from .errors import MACHINE, MachineError, UsageRefusedError
 from .help import SectionedGroup
@@ -153,9 +153,9 @@ def _settings(group: click.Group) -> Iterator[tuple[tuple[str, ...], Given]]:
         return
     shown = Path(os.path.relpath(path))
     outer, _, key = TABLE.rpartition(".")
-    tables = read_toml(shown, UsageRefusedError).get(outer, {})
-    if isinstance(tables, dict) and key in tables:
-        yield from _read(group, (), Setting(shown, outer, key, tables[key]), ())
+    table = read_toml_part(shown, UsageRefusedError, (outer, key))
+    if table is not None:
+        yield from _read(group, (), Setting(shown, outer, key, table), ())
 
 
 def _read(

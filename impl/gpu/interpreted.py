@@ -140,6 +140,8 @@ class _Finder:
             launch = executor.__call__
 
             def first(*arguments: Any, **options: Any) -> Any:
+                if executor.__call__ is not first:  # it was prepared before, around this function
+                    return launch(*arguments, **options)
                 executor.__call__ = launch
                 self._prepare(interpreter)
                 return executor.__call__(*arguments, **options)

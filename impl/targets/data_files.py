@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,21 @@ def read_toml(path: Path, refusal: Refusal) -> dict[str, Any]:
     """Return what a TOML file holds; raise the refusal where it cannot be read or is no TOML."""
     table: dict[str, Any] = _parsed(path, refusal, "TOML", _toml)
     return table
+
+
+def read_toml_part(path: Path, refusal: Refusal, names: Sequence[str]) -> Any:  # noqa: ANN401  TOML
+    """Return what stands in a TOML file under these names, one in another; None if nothing does.
+
+    What stands elsewhere, whatever numbers it has, is nobody's concern.
+    """
+
+    def part(text: str) -> Any:  # noqa: ANN401  TOML
+        found: Any = _toml(text)
+        for name in names:
+            found = found.get(name) if isinstance(found, dict) else None
+        return found
+
+    return _parsed(path, refusal, "TOML", part)
 
 
 def read_json(path: Path, refusal: Refusal) -> Any:  # noqa: ANN401  JSON

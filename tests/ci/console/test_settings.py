@@ -156,6 +156,14 @@ def test_what_is_wrong_is_told_by_file_table_and_key(
     assert f"../pyproject.toml: {table}{told}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("other", ["[tool.other]\nx = inf\ny = 1" + "0" * 30, "tool = 3", "x = 1"])
+def test_what_other_tools_have_there_is_nobodys_concern(
+    other: str, write: Write, checked: Callable[..., Request]
+) -> None:
+    write(other)
+    assert checked().seed == 0
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

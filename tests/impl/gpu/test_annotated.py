@@ -45,3 +45,22 @@ def test_an_offset_of_a_wide_stride_does_not_wrap_around(tmp_path: Path) -> None
     file.write_text(KERNEL, encoding="utf-8")
     ran = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == [str(2**32), "0", str(2**33)]
+
+
+def test_an_interpreter_that_is_imported_late_is_prepared_for_every_launch(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    (tmp_path / "kernel.py").write_text(KERNEL, encoding="utf-8")
+    text = (
+        "import importlib, sys\n"
+        "from kernelproof.impl.gpu.interpreted import INTERPRETER, launches\n"
+        "from kernelproof.impl.gpu.triton_interpreter import hasten\n"
+        "hasten()\n"
+        "importlib.import_module(INTERPRETER)\n"
+        "hasten()\n"
+        "import kernel\n"
+        "print(launches())\n"
+    )
+    (tmp_path / "late.py").write_text(text, encoding="utf-8")
+    command = [sys.executable, str(tmp_path / "late.py")]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == [str(2**32), "0", str(2**33), "3"]
