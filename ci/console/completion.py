@@ -31,7 +31,7 @@ def implementation_names(
 
 def law_names(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """Return the laws that begin with the incomplete word."""
-    sources = (path.read_text(encoding="utf-8") for path in sorted(LAWS.glob("*.py")))
+    sources = (path.read_text(encoding="utf-8") for path in sorted(LAWS.rglob("*.py")))
     return among((name for source in sources for name in LAW.findall(source)), incomplete)
 
 

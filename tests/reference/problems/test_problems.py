@@ -91,7 +91,7 @@ def test_another_schema_is_refused(schema: object) -> None:
 def test_an_unknown_type_is_refused(kind: object) -> None:
     said = refusal({"schema": SCHEMA, "type": kind})
     assert "field type" in said
-    assert "one of ['attention', 'batched_moe', 'context_parallel', 'merge'" in said
+    assert "one of ['attention', 'batch', 'batched_moe', 'context_parallel', " in said
 
 
 @pytest.mark.parametrize("problem", EACH)
