@@ -182,7 +182,7 @@ class _Carrier:
         self._parts += [f"{name}.{each} = {code}\n" for each, code in (defaults or {}).items()]
 
     def _name(self, name: str, own: str, value: Any) -> None:  # noqa: ANN401  as of ``_define``
-        """Give what is defined by its own name the one that it has here.
+        """Bind what is defined by its own name to the one that it has here.
 
         Raises:
             CarryError: its own name stands for something else.

@@ -121,7 +121,7 @@ def one_block_of_slots(inputs: BatchInputs) -> torch.Tensor:
 
 @seeded(BUGS, BATCH, "batch_parity", supports=_builds("token_to_request"))
 def requests_without_tokens(inputs: BatchInputs) -> torch.Tensor:
-    """Give the first token behind requests without new tokens to the first of them."""
+    """Take the first token behind requests without new tokens for one of the first of them."""
     requests, starts = _right(inputs), inputs.query_start_loc.tolist()
     for request, (start, end) in reversed(list(enumerate(pairwise(starts)))):
         if start == end < starts[-1]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -218,6 +219,8 @@ def no_host_sync(subject: Subject, problem: MetadataProblem) -> Verdict:
 
 
 SLOT_MAPPING = "slot_mapping"
+Stepped = SlotsProblem | BatchProblem
+"""Problems of several batches, one after another."""
 WRITTEN = {"map_slots": SLOT_MAPPING, "prepare_batch": "buffer"}
 """The tensor of a record that calls of an operation write, and return."""
 MORE_SLOTS = 1500
@@ -225,7 +228,7 @@ MORE_SLOTS = 1500
 
 
 def buffer_after(
-    subject: Subject, problem: SlotsProblem | BatchProblem, inputs: SlotInputs | BatchInputs
+    subject: Subject, problem: Stepped, inputs: SlotInputs | BatchInputs
 ) -> torch.Tensor:
     """Run what writes a buffer and copy its answer: a persistent one changes with the next call.
 
@@ -249,32 +252,57 @@ def buffer_after(
     return found.clone()
 
 
-def slots_parity(subject: Subject, problem: SlotsProblem) -> Verdict:
+Expected = Callable[[Any], torch.Tensor]
+"""The oracle's buffer, by the record of a call."""
+
+
+def every_step(subject: Subject, problem: Stepped, expected: Expected) -> Verdict:
     """Check every entry of every step against the oracle's, each in a buffer of garbage."""
     for step in range(len(problem.steps)):
-        inputs = subject.materialise(problem, step=step)
-        expected = slots_of(inputs)
-        found = bitwise(
-            f"step {step}: {SLOT_MAPPING}", buffer_after(subject, problem, inputs), expected
-        )
-        if found.bad:
+        found = _step(subject, problem, step, subject.materialise(problem, step=step), expected)
+        if isinstance(found, Verdict):
             return found
     return Verdict("PASS", ratio=0.0)
 
 
-def slots_one_buffer(subject: Subject, problem: SlotsProblem) -> Verdict:
-    """Map batch after batch, and the first again, into the buffer that the last one left."""
+def in_one_buffer(subject: Subject, problem: Stepped, expected: Expected) -> Verdict:
+    """Check batch after batch, and the first again, each in the buffer that the last one left."""
     left: torch.Tensor | None = None
     for step in (*range(len(problem.steps)), 0):
-        fresh = buffer_after(subject, problem, subject.materialise(problem, step=step))
         inputs = subject.materialise(problem, step=step)
         if left is not None:
-            inputs.slot_mapping.copy_(left)
-        left = buffer_after(subject, problem, inputs)
-        found = bitwise(f"step {step}: {SLOT_MAPPING} in the buffer of the last", left, fresh)
-        if found.bad:
+            getattr(inputs, WRITTEN[problem.operation]).copy_(left)
+        found = _step(subject, problem, step, inputs, expected, " in the buffer of the last")
+        if isinstance(found, Verdict):
             return found
+        left = found
     return PASS
+
+
+def _step(
+    subject: Subject,
+    problem: Stepped,
+    step: int,
+    inputs: SlotInputs | BatchInputs,
+    expected: Expected,
+    where: str = "",
+) -> torch.Tensor | Verdict:
+    """Return the buffer after a call, or what is wrong in it."""
+    wanted = expected(inputs)
+    found = buffer_after(subject, problem, inputs)
+    name = getattr(problem, "output", WRITTEN[problem.operation])
+    compared = bitwise(f"step {step}: {name}{where}", found, wanted)
+    return compared if compared.bad else found
+
+
+def slots_parity(subject: Subject, problem: SlotsProblem) -> Verdict:
+    """Check every slot of every step."""
+    return every_step(subject, problem, slots_of)
+
+
+def slots_one_buffer(subject: Subject, problem: SlotsProblem) -> Verdict:
+    """Map batch after batch into one buffer."""
+    return in_one_buffer(subject, problem, slots_of)
 
 
 def slots_ranks(subject: Subject, problem: SlotsProblem) -> Verdict:

@@ -14,7 +14,7 @@ from ...verdicts.comparison import bitwise
 from ...verdicts.subject import Subject
 from ...verdicts.verdict import PASS, VACUOUS, Verdict
 from ..law import BATCH, Law, Values
-from .builders import buffer_after
+from .builders import buffer_after, every_step, in_one_buffer
 
 MORE_ENTRIES, MORE_ROWS = 1500, 9
 """Entries that a longer buffer has more, beyond a block of the kernels, and rows of a table: some
@@ -24,30 +24,13 @@ OTHER_GARBAGE = 2**31 - 1
 
 
 def parity(subject: Subject, problem: BatchProblem) -> Verdict:
-    """Check every entry of every step against the oracle's, each in a buffer of garbage."""
-    for step in range(len(problem.steps)):
-        inputs = subject.materialise(problem, step=step)
-        expected = prepared(inputs)
-        found = buffer_after(subject, problem, inputs)
-        compared = bitwise(f"step {step}: {problem.output}", found, expected)
-        if compared.bad:
-            return compared
-    return Verdict("PASS", ratio=0.0)
+    """Check every entry of every step."""
+    return every_step(subject, problem, prepared)
 
 
 def one_buffer(subject: Subject, problem: BatchProblem) -> Verdict:
-    """Prepare batch after batch, and the first again, in the buffer that the last one left."""
-    left: torch.Tensor | None = None
-    for step in (*range(len(problem.steps)), 0):
-        inputs = subject.materialise(problem, step=step)
-        if left is not None:
-            inputs.buffer.copy_(left)
-        expected = prepared(inputs)
-        left = buffer_after(subject, problem, inputs)
-        found = bitwise(f"step {step}: {problem.output} in the buffer of the last", left, expected)
-        if found.bad:
-            return found
-    return PASS
+    """Prepare batch after batch in one buffer."""
+    return in_one_buffer(subject, problem, prepared)
 
 
 def parts(subject: Subject, problem: BatchProblem) -> Verdict:

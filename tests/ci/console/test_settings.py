@@ -143,7 +143,7 @@ WRONG = {
     'from = ["none"]': "from: --from ../none: it must be a folder that holds a package",
     'costs = "none"': "costs: --costs ../none: ",
 }
-"""What is told of a line of a file, from the last word of the table's name on."""
+"""The error about a line of a file, from the last word of the table's name on."""
 
 
 @pytest.mark.parametrize(("text", "told"), WRONG.items())
@@ -197,6 +197,6 @@ def test_rules_are_tried_by_a_file_as_by_the_command_line(
 
 
 def test_options_of_other_commands_are_no_names_of_commands() -> None:
-    """A table and an option of one name are told apart by what the file has there."""
+    """Whether a name is a table or an option follows from what the file has there."""
     flags = {flag for each in cli.commands.values() for one in each.params for flag in one.opts}
     assert {name for name in cli.commands if f"--{name}" in flags} == {"corpus", "expectations"}
