@@ -26,6 +26,8 @@ else:
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
+    from kernelproof.properties.isolation.workers import Worker
+
 # Reproducible, and without a deadline: the first call of an operation costs seconds (imports,
 # compilation), which is not what a test is about.
 hypothesis.settings.register_profile(
@@ -183,6 +185,23 @@ def installed_declarations(tmp_path_factory: pytest.TempPathFactory) -> dict[str
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "declarations"
     folder.mkdir(exist_ok=True)
     return shared(folder, lambda: declarations(installed_folder()))
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> Generator[Worker, None, None]:
+    """Lend a worker in which Triton's interpreter runs kernels."""
+    from kernelproof.impl.targets.optional import missing
+    from kernelproof.properties.isolation.workers import WorkerPool
+    from kernelproof.properties.worker.tasks import HANDLER
+
+    if (reason := missing("triton", "triton")) is not None:
+        pytest.skip(reason)
+    preload, interpret = ("torch", "kernelproof.properties.worker.tasks"), {"TRITON_INTERPRET": "1"}
+    with (
+        WorkerPool(HANDLER, preload=preload, environment=interpret, standby=False) as pool,
+        pool.lease() as lent,
+    ):
+        yield lent
 
 
 @pytest.fixture(scope="session")

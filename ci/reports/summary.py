@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
+from ...impl.features import INTERPRETED
 from ...impl.gpu.interpreted import CAVEATS, NOTE
 from ...properties.findings import not_run as idle_reasons
 from ...properties.findings.causes import Cause, causes_of
@@ -202,6 +203,8 @@ def _undeclared(report: ImplementationReport) -> str:
     laws = [law for law in LAWS if law.name in {each.law for each in report.laws}]
     if not laws or any(law.concerns(declares) for law in laws):
         return ""
+    if all(law.needs == (INTERPRETED,) for law in laws):
+        return f"Triton's interpreter runs no kernel of it ({', '.join(law.name for law in laws)})"
     missing = "; ".join(f"{' or '.join(law.needs)} ({law.name})" for law in laws)
     return f"it does not declare what the laws need: {missing}"
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-WIDE = re.compile(r"(?:.*\.)?(u?)(?:i|int|(?<=u))(8|16|32|64)")
-"""Annotations that declare a width, as text or by the name of a dtype."""
+WIDE = re.compile(r"(?:tl\.)?(u?)(?:i|int|(?<=u))(8|16|32|64)")
+"""Annotations that declare a width to Triton, as text or by the name of a dtype."""
 
 
 def keep_annotations(interpreter: Any) -> None:

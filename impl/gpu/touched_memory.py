@@ -15,6 +15,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -33,7 +34,9 @@ GARBAGE_BYTE = 0x7F
 """Each byte of an undefined lane of another dtype: NaN in both FP8 types, and a large integer."""
 MASKS = {"create_masked_load": 1, "create_masked_store": 2, "create_atomic_rmw": 3}
 """Functions of the interpreter that take pointers, and the place of their mask behind it."""
-READS = "reads"
+SWAP = "create_atomic_cas"
+"""The one that takes no mask."""
+READS, CHANGES = "reads", "changes"
 MADE = "a tensor that the call made"
 """What memory is called that has no other name."""
 NEAR = 1 << 12
@@ -73,8 +76,9 @@ class TouchedMemory:
         with ExitStack() as stack:
             replaced = _launch(self, executor.__call__)
             stack.enter_context(mock.patch.object(executor, "__call__", replaced))
-            for name in MASKS:
-                watched = _watched(self, interpreter, name, getattr(builder, name))
+            for name in (*MASKS, SWAP):
+                watch = _watched_swap if name == SWAP else partial(_watched, name=name)
+                watched = watch(self, interpreter, usual=getattr(builder, name))
                 stack.enter_context(mock.patch.object(builder, name, watched))
             stack.enter_context(_Allocations(self))
             yield
@@ -221,19 +225,19 @@ def _launch(memory: TouchedMemory, usual: Callable[..., Any]) -> Callable[..., A
 
 
 def _watched(
-    memory: TouchedMemory, interpreter: Any, name: str, usual: Callable[..., Any]
+    memory: TouchedMemory, interpreter: Any, usual: Callable[..., Any], name: str
 ) -> Callable[..., Any]:
     """Return a function of the interpreter that touches no memory outside.
 
     Args:
         memory: what the lanes may touch, which notes those that lie outside.
         interpreter: the module.
-        name: the name of the function, one of ``MASKS``.
         usual: the function. Its pointers are the first argument behind the builder, or stand
             behind the operation.
+        name: the name of the function, one of ``MASKS``.
     """
     loads, changes, place = name.endswith("load"), name.endswith("rmw"), MASKS[name]
-    verb = READS if loads else "changes" if changes else "writes"
+    verb = READS if loads else CHANGES if changes else "writes"
     handle, boolean = interpreter.TensorHandle, interpreter.tl.int1
 
     @functools.wraps(usual)
@@ -247,6 +251,23 @@ def _watched(
         if loads and arguments[2] is None:
             _spoil(result, pointers.get_element_ty(), ~lanes)
         return result
+
+    return touched
+
+
+def _watched_swap(
+    memory: TouchedMemory, interpreter: Any, usual: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return the compare-and-swap that works on spare memory in the lanes that lie outside."""
+
+    @functools.wraps(usual)
+    def touched(builder: Any, pointers: Any, *given: Any) -> Any:
+        size = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
+        everywhere = np.ones(pointers.data.shape, bool)
+        left = memory.inside(pointers.data, everywhere, size, CHANGES)
+        spare = np.zeros(1, np.uint64)
+        addresses = np.where(left, pointers.data, np.uint64(spare.ctypes.data))
+        return usual(builder, interpreter.TensorHandle(addresses, pointers.dtype), *given)
 
     return touched
 

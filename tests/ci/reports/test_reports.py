@@ -487,6 +487,9 @@ def test_a_law_that_needs_what_is_not_declared_is_why_nothing_was_judged(
         "it does not declare what the laws need: large_tensors or large_caches (far_pages); "
         "large_tensors (far_tokens)"
     ) in " ".join(printed(summary(run(far)), monkeypatch).split())
+    touched = replace(far, laws=[LawReport("touched_memory")])
+    said = "Triton's interpreter runs no kernel of it (touched_memory)"
+    assert said in " ".join(printed(summary(run(touched)), monkeypatch).split())
     claims = replace(far, declared={"declares": ["large_caches"]})
     assert "does not declare" not in printed(summary(run(claims)), monkeypatch)
 

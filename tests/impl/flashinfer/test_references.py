@@ -7,7 +7,6 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,10 +18,8 @@ from kernelproof.impl.flashinfer.triton import to_base_2, to_natural
 from kernelproof.impl.gpu.triton_interpreter import LoopVariable, castable_loop_variables
 from kernelproof.impl.targets.optional import missing
 from kernelproof.properties.findings.ledger import load_ledger
-from kernelproof.properties.isolation.workers import Deadlines, Worker, WorkerPool
+from kernelproof.properties.isolation.workers import Worker
 from kernelproof.properties.verdicts.verdict import Verdict
-from kernelproof.properties.worker.requests import verdict_of
-from kernelproof.properties.worker.tasks import HANDLER
 from kernelproof.reference import (
     AttentionProblem,
     MergeProblem,
@@ -31,6 +28,7 @@ from kernelproof.reference import (
     RouteProblem,
     materialise,
 )
+from kernelproof.tests.interpreting import ask
 
 FLASHINFER = sorted(name for name in BUILT_IN if name.startswith("flashinfer-"))
 ABSENT = missing("flashinfer", "flashinfer") or missing("triton", "triton")
@@ -135,24 +133,6 @@ def test_two_states_are_two(name: str) -> None:
     assert reason == "merge_state merges 2 states, not 3"
 
 
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    preload, interpret = ("torch", "kernelproof.properties.worker.tasks"), {"TRITON_INTERPRET": "1"}
-    with (
-        WorkerPool(HANDLER, preload=preload, environment=interpret, standby=False) as pool,
-        pool.lease() as lent,
-    ):
-        yield lent
-
-
-def ask(worker: Worker, name: str, law: str, problem: Problem) -> Verdict:
-    payload = {
-        "task": "judge", "law": law, "implementation": name, "problem": problem.to_json(),
-        "device": "cpu",
-    }  # fmt: skip
-    return verdict_of(worker.run(payload, Deadlines(run=60.0)))
-
-
 def gqa(**changes: Any) -> AttentionProblem:  # noqa: ANN401  fields of any type
     fields: dict[str, Any] = {
         "query_lens": (1, 1), "seq_lens": (8, 4), "page_size": 4, "num_kv_heads": 2,
@@ -187,7 +167,7 @@ RIGHT: list[tuple[str, Problem]] = [
 @needs_flashinfer
 @pytest.mark.parametrize(("name", "problem"), RIGHT)
 def test_adapters_agree_with_the_oracle_where_no_fault_is_known(
-    name: str, problem: Problem, worker: Worker
+    name: str, problem: Problem, interpreter: Worker
 ) -> None:
     name = f"flashinfer-{name}"
     law = "append_parity" if problem.operation == "append_paged_kv" else "parity"
@@ -195,7 +175,7 @@ def test_adapters_agree_with_the_oracle_where_no_fault_is_known(
     for entry in load_ledger().entries:
         known = entry.applies_to(name, here) and entry.explains(law, Verdict("FAIL"), problem)
         assert not known, entry.id
-    verdict = ask(worker, name, law, problem)
+    verdict = ask(interpreter, law, name, problem)
     assert verdict.status == "PASS", verdict
 
 

@@ -34,8 +34,8 @@ def test_the_width_of_an_annotation_is_read() -> None:
     def kernel() -> None:
         """Hold annotations."""
 
-    texts = ["tl.int64", "i64", "u32", "int", "*i64", "tl.constexpr", "i1"]
-    kernel.__annotations__ = dict(zip("abcdefg", texts, strict=True))
+    texts = ["tl.int64", "i64", "u32", "int", "*i64", "tl.constexpr", "i1", "language.int64"]
+    kernel.__annotations__ = dict(zip("abcdefgh", texts, strict=True))
     assert declared_widths(kernel) == {"a": "int64", "b": "int64", "c": "uint32"}
 
 

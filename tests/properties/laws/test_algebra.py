@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kernelproof.impl.targets.optional import missing
-from kernelproof.properties.isolation.workers import Deadlines, Worker, WorkerPool
-from kernelproof.properties.verdicts.verdict import Verdict
-from kernelproof.properties.worker.requests import verdict_of
-from kernelproof.properties.worker.tasks import HANDLER
+from kernelproof.properties.isolation.workers import Deadlines, Worker
 from kernelproof.reference import (
     AttentionProblem,
     MergeProblem,
@@ -20,6 +15,7 @@ from kernelproof.reference import (
     Problem,
     RouteProblem,
 )
+from kernelproof.tests.interpreting import ask
 
 RAGGED = "ragged_attention"
 OURS: dict[str, Problem] = {
@@ -69,43 +65,23 @@ def with_eps(inputs):
 """
 
 
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    if (reason := missing("triton", "triton")) is not None:
-        pytest.skip(reason)
-    preload, interpret = ("torch", "kernelproof.properties.worker.tasks"), {"TRITON_INTERPRET": "1"}
-    with (
-        WorkerPool(HANDLER, preload=preload, environment=interpret, standby=False) as pool,
-        pool.lease() as lent,
-    ):
-        yield lent
-
-
-def ask(worker: Worker, implementation: str, problem: Problem, law: str = "algebra") -> Verdict:
-    payload = {
-        "task": "judge", "law": law, "implementation": implementation,
-        "problem": problem.to_json(), "device": "cpu",
-    }  # fmt: skip
-    return verdict_of(worker.run(payload, Deadlines(run=60.0)))
-
-
 @pytest.mark.parametrize("name", OURS)
-def test_our_kernels_compute_what_the_oracle_does(name: str, worker: Worker) -> None:
-    found = ask(worker, name, OURS[name])
+def test_our_kernels_compute_what_the_oracle_does(name: str, interpreter: Worker) -> None:
+    found = ask(interpreter, "algebra", name, OURS[name])
     assert (found.status, found.vacuous) == ("PASS", False)
     assert found.ratio is not None
     assert found.ratio < 0.01, "float64 takes next to nothing of what is allowed"
 
 
-def test_a_fault_that_16_bits_hide_is_found(worker: Worker, tmp_path: Path) -> None:
+def test_a_fault_that_16_bits_hide_is_found(interpreter: Worker, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(KERNEL_FILE)
     problem = MergeProblem(num_states=2, num_tokens=4, dtype="bfloat16", head_dim=16)
     right, wrong = (f"{tmp_path / 'own.py'}:{name}" for name in ("right", "with_eps"))
-    assert ask(worker, wrong, problem, "parity").status == "PASS"
-    found = ask(worker, wrong, problem)
+    assert ask(interpreter, "parity", wrong, problem).status == "PASS"
+    found = ask(interpreter, "algebra", wrong, problem)
     assert found.status == "FAIL"
     assert found.message.startswith("with every float of the kernel in float64, out[")
-    found = ask(worker, right, problem)
+    found = ask(interpreter, "algebra", right, problem)
     assert (found.status, found.vacuous) == ("PASS", False)
 
 
@@ -118,13 +94,15 @@ def test_a_fault_that_16_bits_hide_is_found(worker: Worker, tmp_path: Path) -> N
     ],
 )
 def test_it_says_nothing_of_what_is_no_kernel_or_makes_codes(
-    name: str, problem: Problem, worker: Worker
+    name: str, problem: Problem, interpreter: Worker
 ) -> None:
-    found = ask(worker, name, problem)
+    found = ask(interpreter, "algebra", name, problem)
     assert found.vacuous or found.status == "UNSUPPORTED"
 
 
-def test_only_a_promise_of_what_triton_interprets_is_judged(worker: Worker, tmp_path: Path) -> None:
+def test_only_a_promise_of_what_triton_interprets_is_judged(
+    interpreter: Worker, tmp_path: Path
+) -> None:
     own = (
         KERNEL_FILE
         + """
@@ -145,7 +123,7 @@ def no_kernel(inputs):
 
     def declares(implementation: str) -> bool:
         payload = {"task": "describe", "implementation": implementation, "device": "cpu"}
-        told: Any = worker.run(payload, Deadlines(run=60.0)).result
+        told: Any = interpreter.run(payload, Deadlines(run=60.0)).result
         return "float64_algebra" in told["declares"]
 
     mine = [

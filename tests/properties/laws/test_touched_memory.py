@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kernelproof.impl.targets.optional import missing
-from kernelproof.properties.isolation.workers import Deadlines, Worker, WorkerPool
-from kernelproof.properties.verdicts.verdict import Verdict
-from kernelproof.properties.worker.requests import verdict_of
-from kernelproof.properties.worker.tasks import HANDLER
-from kernelproof.reference import AttentionProblem, MergeProblem, Problem, SlotsProblem
+from kernelproof.properties.isolation.workers import Worker
+from kernelproof.reference import AttentionProblem, MergeProblem, SlotsProblem
+from kernelproof.tests.interpreting import ask
 
+LAW = "touched_memory"
 OVERREADS = str(Path(__file__).parents[2] / "faults" / "overreads.py")
 MERGES = """
 import functools
@@ -31,6 +28,8 @@ def touch(array, pointers, first, which: tl.constexpr):
         tl.store(array + lanes, 1.0, mask=lanes < 12)
     elif which == "adds":
         tl.atomic_add(array + lanes, 1.0, mask=lanes < 12)
+    elif which == "swaps":
+        tl.atomic_cas(array + 4 * tl.arange(0, 4), 0.0, 1.0)
     elif which == "before":
         tl.load(array + lanes, mask=lanes < 8)
     elif which == "by pointers":
@@ -71,21 +70,10 @@ def touching(which, first=0):
     return run
 
 stores, adds, before = touching("stores"), touching("adds"), touching("before", -4)
+swaps = touching("swaps")
 by_pointers, described = touching("by pointers"), touching("described")
 defined, undefined = touching("defined"), touching("undefined")
 """
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    if (reason := missing("triton", "triton")) is not None:
-        pytest.skip(reason)
-    preload, interpret = ("torch", "kernelproof.properties.worker.tasks"), {"TRITON_INTERPRET": "1"}
-    with (
-        WorkerPool(HANDLER, preload=preload, environment=interpret, standby=False) as pool,
-        pool.lease() as lent,
-    ):
-        yield lent
 
 
 @pytest.fixture(scope="module")
@@ -95,19 +83,15 @@ def merges(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def ask(worker: Worker, implementation: str, problem: Problem) -> Verdict:
-    payload = {
-        "task": "judge", "law": "touched_memory", "implementation": implementation,
-        "problem": problem.to_json(), "device": "cpu",
-    }  # fmt: skip
-    return verdict_of(worker.run(payload, Deadlines(run=60.0)))
-
-
 @pytest.mark.parametrize(
     ("name", "elements"), [("exact", 0), ("four_bytes", 4), ("twelve_bytes", 12)]
 )
-def test_reads_behind_an_input_are_seen_and_named(name: str, elements: int, worker: Worker) -> None:
-    found = ask(worker, f"{OVERREADS}:{name}", AttentionProblem(head_dim_qk=16, head_dim_vo=16))
+def test_reads_behind_an_input_are_seen_and_named(
+    name: str, elements: int, interpreter: Worker
+) -> None:
+    found = ask(
+        interpreter, LAW, f"{OVERREADS}:{name}", AttentionProblem(head_dim_qk=16, head_dim_vo=16)
+    )
     assert (found.status, found.kind) == (("FAIL", "read_outside") if elements else ("PASS", ""))
     if elements:
         said = rf"copy_end in line \d+ reads {elements} elements .* behind the input q"
@@ -120,6 +104,7 @@ def test_reads_behind_an_input_are_seen_and_named(name: str, elements: int, work
         ("stores", "wrote_outside", "writes 4 elements at once"),
         ("adds", "wrote_outside", "changes 4 elements at once"),
         ("before", "read_outside", "the first 16 bytes before the argument array"),
+        ("swaps", "wrote_outside", "changes 2 elements at once"),
         ("nothing", "read_outside", "reads 16 elements at once"),
         ("keeps", "", ""),
         ("undefined", "nan", "lanes that a load's mask leaves undefined"),
@@ -129,15 +114,15 @@ def test_reads_behind_an_input_are_seen_and_named(name: str, elements: int, work
     ],
 )
 def test_lanes_outside_and_undefined_ones(
-    name: str, kind: str, said: str, worker: Worker, merges: Path
+    name: str, kind: str, said: str, interpreter: Worker, merges: Path
 ) -> None:
-    ask(worker, f"{merges}:{name}", MergeProblem())
-    found = ask(worker, f"{merges}:{name}", MergeProblem())
+    ask(interpreter, LAW, f"{merges}:{name}", MergeProblem())
+    found = ask(interpreter, LAW, f"{merges}:{name}", MergeProblem())
     assert (found.status, found.kind) == (("FAIL", kind) if kind else ("PASS", "")), found.message
     assert said in found.message
 
 
-def test_a_call_of_several_batches_is_watched_whole(worker: Worker) -> None:
+def test_a_call_of_several_batches_is_watched_whole(interpreter: Worker) -> None:
     problem = SlotsProblem(steps=(((1,), (3,)), ((2,), (5,))), page_size=4)
-    found = ask(worker, "torch-map-slots", problem)
+    found = ask(interpreter, LAW, "torch-map-slots", problem)
     assert (found.status, found.vacuous) == ("PASS", True), "no kernel was launched"

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from kernelproof.impl import find_implementation
 from kernelproof.impl.targets.optional import missing
-from kernelproof.properties.isolation.workers import Deadlines, Worker, WorkerPool
+from kernelproof.properties.isolation.workers import Worker
 from kernelproof.properties.seeded import triton_bugs
 from kernelproof.properties.seeded.catalogue import SeededBug
 from kernelproof.properties.seeded.triton_bugs import BUGS
-from kernelproof.properties.verdicts.verdict import Verdict
-from kernelproof.properties.worker.requests import verdict_of
-from kernelproof.properties.worker.tasks import HANDLER
 from kernelproof.reference import AttentionProblem, MergeProblem
+from kernelproof.tests.interpreting import ask
 
 RAGGED = "ragged_attention"
 SPLIT = "triton-attention-split-kv"
@@ -54,36 +50,20 @@ SHOWN: dict[str, tuple[AttentionProblem | MergeProblem, str]] = {
 """A problem that shows each, and the implementation that is right there."""
 
 
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    if (reason := missing("triton", "triton")) is not None:
-        pytest.skip(reason)
-    preload, interpret = ("torch", "kernelproof.properties.worker.tasks"), {"TRITON_INTERPRET": "1"}
-    with (
-        WorkerPool(HANDLER, preload=preload, environment=interpret, standby=False) as pool,
-        pool.lease() as lent,
-    ):
-        yield lent
-
-
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_a_fault_is_killed_where_the_kernel_is_right(bug: SeededBug, worker: Worker) -> None:
+def test_a_fault_is_killed_where_the_kernel_is_right(bug: SeededBug, interpreter: Worker) -> None:
     problem, honest = SHOWN[bug.name]
 
-    def ask(implementation: str, law: str = bug.law) -> Verdict:
-        payload = {
-            "task": "judge", "law": law, "implementation": implementation,
-            "problem": problem.to_json(), "device": "cpu",
-        }  # fmt: skip
-        return verdict_of(worker.run(payload, Deadlines(run=60.0)))
+    def said(implementation: str, law: str = bug.law) -> str:
+        return ask(interpreter, law, implementation, problem).status
 
     # Last, in the same process: nothing of the fault is left behind.
-    assert [ask(each).status for each in (bug.reference, honest)] == ["FAIL", "PASS"]
+    assert [said(each) for each in (bug.reference, honest)] == ["FAIL", "PASS"]
     if bug.law == "algebra":
-        assert ask(bug.reference, "parity").status == "PASS", "float32 hides it"
+        assert said(bug.reference, "parity") == "PASS", "float32 hides it"
     if bug.law == "touched_memory":
         asked = "append_parity" if bug.operation == "append_paged_kv" else "parity"
-        assert ask(bug.reference, asked).status == "PASS", "the answer is right"
+        assert said(bug.reference, asked) == "PASS", "the answer is right"
 
 
 def test_there_are_fifteen_and_each_names_itself() -> None:
