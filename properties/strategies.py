@@ -6,7 +6,7 @@ their tensors.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from hypothesis import strategies as st
@@ -45,10 +45,13 @@ def problems(
     Raises:
         ValueError: an operation, a feature, a field or a value that does not exist; it is named.
     """
+    if isinstance(max_work, bool) or not isinstance(max_work, int) or max_work < 1:
+        message = f"max_work is {max_work!r}; it must be a number from 1 on"
+        raise ValueError(message)
     features = (features,) if isinstance(features, str) else features
     implementation(operation, name="problems", features=features)  # refuses what is not there
     try:
-        only = Only.read([f"{name}={_words(values)}" for name, values in restrictions.items()])
+        only = Only.read([f"{name}={_words(name, each)}" for name, each in restrictions.items()])
         kept = only.axes(operation)
     except OnlyError as error:
         message = str(error).removeprefix("--only: ")
@@ -74,9 +77,13 @@ def problems(
     return drawn_from(axes).filter(lambda problem: _refusal(problem, allowed) is None)
 
 
-def _words(values: Any) -> str:  # noqa: ANN401
+def _words(name: str, values: Any) -> str:  # noqa: ANN401
     """Return the values of a field as ``--only`` has them."""
-    several = values if isinstance(values, (tuple, list, set, frozenset)) else (values,)
+    one = isinstance(values, str) or not isinstance(values, Iterable)
+    several = [values] if one else [*values]
+    if not several:
+        message = f"{name} is {values!r}, which holds no value"
+        raise ValueError(message)
     return ",".join(word_of(each).removeprefix("torch.") for each in several)
 
 

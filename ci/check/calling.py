@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...fixtures.suggestions import did_you_mean
-from ...impl import OPERATIONS, Implementation, implementation
+from ...impl import BUILT_IN, OPERATIONS, Implementation, find_implementation, implementation
 from ...impl.protocol import Operation
 from ...properties.findings.files import OutputError
 from ...properties.findings.report import INTERRUPTED, Finding
@@ -122,7 +122,7 @@ class Report:
 
 def check(
     fn: Callable[[Any], Any] | str,
-    operation: Operation = USUAL,
+    operation: Operation | None = None,
     profile: str = "quick",
     *,
     device: str = "cpu",
@@ -142,7 +142,7 @@ def check(
     Args:
         fn: a function of one record of inputs, plain or decorated by ``implementation``, or a name
             of ``kernelproof list``, or MODULE:NAME of something decorated.
-        operation: the operation of a plain function.
+        operation: the operation of a plain function; "paged_attention" if None.
         profile: "quick", "gate" or "nightly".
         device: "cpu" or "cuda".
         seed: the same one draws the same problems.
@@ -150,6 +150,9 @@ def check(
         minutes: most minutes of the run; as for the command if None.
         allow_incomplete: whether too little that was judged is no failure.
         claims: options of ``implementation`` for a plain function, such as ``supports=``.
+
+    What MODULE:NAME stands for is imported in another process: where that fails, the verdict is
+    "error".
 
     Raises:
         ValueError: an argument that names nothing, or a function that cannot be taken to another
@@ -164,11 +167,14 @@ def check(
         )
         raise RuntimeError(message)
     laws = (laws,) if isinstance(laws, str) else tuple(laws or ())
-    _refuse("operation", operation, OPERATIONS)
+    _refuse("operation", USUAL if operation is None else operation, OPERATIONS)
     _refuse("profile", profile, PROFILES)
     _refuse("device", device, DEVICES.choices)
     _check_numbers(seed, minutes)
-    _check_laws(laws)
+    if not isinstance(allow_incomplete, bool):
+        message = f"allow_incomplete is {allow_incomplete!r}; it must be True or False"
+        raise ValueError(message)
+    _check_laws(laws, _operation_of(fn, operation))
     try:
         reference, plain = _found(fn, operation, claims)
         request = Request(
@@ -183,7 +189,7 @@ def check(
             outputs=Outputs(),
             expectations=None,
             cases=FOLDER,
-            command=f"kernelproof.check({reference!r}, {operation!r}, {profile!r})",
+            command=f"kernelproof.check({reference!r}, {operation or USUAL!r}, {profile!r})",
             operation=plain,
             minutes=minutes,
             allow_incomplete=allow_incomplete,
@@ -217,13 +223,25 @@ def _refuse(name: str, value: object, known: Sequence[str] | dict[str, Any]) -> 
         raise ValueError(message)
 
 
-def _check_laws(names: Sequence[str]) -> None:
+def _operation_of(fn: object, operation: Operation | None) -> str | None:
+    """Return the operation of what is checked; None where only a worker knows it."""
+    if isinstance(fn, str) and fn in BUILT_IN:
+        fn = find_implementation(fn)
+    if isinstance(fn, Implementation):
+        return fn.operation
+    return operation if isinstance(fn, str) else operation or USUAL
+
+
+def _check_laws(names: Sequence[str], operation: str | None) -> None:
     try:
-        for name in names:
-            find_law(str(name))
+        laws = [find_law(str(name)) for name in names]
     except LookupError as error:
         message = f"laws: {error.args[0]}"
         raise ValueError(message) from None
+    for law in laws:
+        if operation is not None and operation not in law.operations:
+            message = f"laws: {law.name} does not speak of {operation}"
+            raise ValueError(message)
 
 
 def _check_numbers(seed: int, minutes: float | None) -> None:
@@ -237,7 +255,7 @@ def _check_numbers(seed: int, minutes: float | None) -> None:
 
 
 def _found(
-    fn: Callable[[Any], Any] | str, operation: Operation, claims: dict[str, Any]
+    fn: Callable[[Any], Any] | str, operation: Operation | None, claims: dict[str, Any]
 ) -> tuple[str, str | None]:
     """Return how a worker finds what is checked, and the operation of a plain function.
 
@@ -257,14 +275,15 @@ def _found(
             raise TypeError(message)
         if isinstance(fn, str):
             check_implementations([fn])
-            return fn, None if operation == USUAL else operation
-        if operation not in (USUAL, fn.operation):
+            return fn, operation
+        if operation not in (None, fn.operation):
             message = f"operation is {operation!r}, and {named} implements {fn.operation}"
             raise ValueError(message)
         return reference_of(fn) or written(fn, CALLS), None
     if not callable(fn):
         message = f"fn is {fn!r}; it must be a function, an implementation or a name"
         raise TypeError(message)
+    operation = operation or USUAL
     if not claims and (reference := reference_of(fn)):
         return reference, operation
     name = str(getattr(fn, "__name__", type(fn).__name__))

@@ -165,6 +165,9 @@ class _Carrier:
         if value is not function and not isinstance(value, type) and not made_by_decorators:
             message = f"is {_what(value)}, made by a call: use a decorator, or call it in a def"
             raise CarryError(message)
+        if shared := _assigned_around(node, function):
+            message = f"assigns {shared}, which is a variable of the function around it"
+            raise CarryError(message)
         future = function.__code__.co_flags & __future__.annotations.compiler_flag
         self._future |= bool(future)
         defaults = self._without_defaults(name, node, function) if value is function else None
@@ -387,6 +390,14 @@ def _closure_of(function: FunctionType) -> dict[str, Any]:
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     # One that is assigned later is empty, and equal to no other.
     return {name: cell.cell_contents for name, cell in cells if cell != CellType()}
+
+
+def _assigned_around(node: ast.AST, function: FunctionType) -> str:
+    """Return a variable of the functions around one that this one assigns; empty if none."""
+    named = {
+        name for each in ast.walk(node) if isinstance(each, ast.Nonlocal) for name in each.names
+    }
+    return min(named.intersection(function.__code__.co_freevars), default="")
 
 
 def _submodules_in(text: str, scope: dict[str, Any]) -> list[str]:

@@ -74,7 +74,10 @@ def test_a_torch_dtype_is_a_value() -> None:
         ("paged_attention", {"dtyp": "float16"}, "'dtyp' is no field of a problem; did you mean"),
         ("paged_attention", {"dtype": "bf16"}, "dtype=bf16 is no value of it; did you mean bfloat"),
         ("merge_state", {"page_size": 16}, "problems of merge_state have no page_size"),
-        ("paged_attention", {"page_size": ()}, "page_size= is no value of it"),
+        ("paged_attention", {"page_size": ()}, r"page_size is \(\), which holds no value"),
+        ("paged_attention", {"page_size": range(3)}, "page_size=0 is no value of it"),
+        ("merge_state", {"max_work": 0}, "max_work is 0; it must be a number from 1 on"),
+        ("merge_state", {"max_work": "9"}, "max_work is '9'; it must be a number from 1 on"),
         ("paged_attention", {"kv_cache": "nvfp4", "head_dims": 40}, "no cache of nvfp4 has head_d"),
     ],
 )

@@ -201,6 +201,18 @@ def test_the_same_function_has_one_file(cells: Cells) -> None:
             """,
             "x stands for two things in what it uses: rename one",
         ),
+        (
+            """
+            def make():
+                count = 0
+                def mine(inputs):
+                    nonlocal count
+                    count += 1
+                return mine
+            mine = make()
+            """,
+            "it assigns count, which is a variable of the function around it",
+        ),
     ],
 )
 def test_what_cannot_arrive_is_named(source: str, message: str, cells: Cells) -> None:
