@@ -68,6 +68,9 @@ LATER_PROBLEMS = 20
 EARLY_PROBLEMS = 3
 """Problems per law on the first module while the others compile. They do not count towards the
 law's plan; laws not started when building ends skip this step."""
+FIRST_PROBLEMS = 12
+"""Problems per law before all others, in a run that its first finding ends: of eight faults that
+only a late law sees, three problems showed four, six showed six, and twelve all."""
 
 
 def usual_jobs(device: str) -> int:
@@ -521,7 +524,13 @@ class Run:
     # The search under each law
 
     def _ask_laws(self, prepared: Prepared, *, early: bool = False) -> None:
-        """Ask for a search under each law that was not asked for yet."""
+        """Ask for a search under each law that was not asked for yet.
+
+        Where the first finding ends the run, a few problems of each law come before all others:
+        some faults show in any problem, but under one law only, which may be the last.
+        """
+        if self.plan.exit_first and not early:
+            self._ask_laws(prepared, early=True)
         for rank, law in enumerate(prepared.laws, REPLAY_RANK + 1):
             if law.name not in prepared.asked:
                 self._ask_law(prepared, law, rank, early=early)
@@ -543,7 +552,8 @@ class Run:
         options = options_of(plan, law, whole, cost, seed=self.report.seed, jobs=jobs)
         options = replace(options, examples=self._examples, drawers=self._drawers, suspect=suspect)
         if early:
-            fewer = min(options.problems, EARLY_PROBLEMS)
+            most = FIRST_PROBLEMS if plan.exit_first else EARLY_PROBLEMS
+            fewer = min(options.problems, most)
             options = replace(options, problems=fewer, floor=0, examples=None, longest=False)
         else:
             prepared.asked.add(law.name)

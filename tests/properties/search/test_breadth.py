@@ -225,3 +225,29 @@ def test_nothing_is_built_that_exists(tmp_path: Path, monkeypatch: pytest.Monkey
     reports = Run(plan, Judging(tmp_path)).execute().implementations
     assert [report.modules for report in reports] == [3, 3]
     assert set(built) == {0}
+
+
+class Begun(Progress):
+    """Notes the laws that begin."""
+
+    def __init__(self) -> None:
+        self.laws = list[str]()
+
+    def law_begun(self, name: str, law: str) -> None:
+        del name
+        self.laws.append(law)
+
+
+def test_a_run_for_one_finding_has_a_few_problems_of_each_law_first() -> None:
+    progress, laws = Begun(), ("parity", "batch_independence")
+    plan = Plan(
+        ["kernelproof.properties.seeded.honest:float32"],
+        TINY,
+        laws=laws,
+        jobs=1,
+        exit_first=True,
+        deck=False,
+    )
+    (report,) = Run(plan, progress).execute().implementations
+    assert not report.error
+    assert progress.laws == [*laws, *laws]
