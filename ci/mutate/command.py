@@ -38,7 +38,7 @@ from ..options import JOBS, JSON, LAW
     type=Choice(["quick", "gate"]),
     default="gate",
     show_default=True,
-    help="Survivors of quick are judged at gate.",
+    help="How thoroughly each is judged.",
 )
 @click.option(
     "--tests",
@@ -87,7 +87,6 @@ def mutate(
     from ..console.selection import check_laws
     from ..console.signals import SIGNALLED, ended_by_signals, signal_of
     from ..console.terminal import console
-    from .judging import STAGES
     from .measuring import find, judge_of, measure
     from .report import print_report
 
@@ -103,10 +102,10 @@ def mutate(
     judge = judge_of(
         kernels, seed=seed, tests=tests, laws=laws, jobs=jobs, resume=resume, tell=tell
     )
-    stages = ("tests",) if tests else STAGES[profile]
+    stage = "tests" if tests else profile
     with judge.journal, ended_by_signals(judge.end):
         try:
-            measured = measure(judge, stages, sample, tell, arguments)
+            measured = measure(judge, stage, sample, tell, arguments)
         except MachineError:
             if not judge.ended:  # else a signal has ended what the kernel as it is does
                 raise

@@ -1,7 +1,4 @@
-"""Judging mutants: what the kernel as it is does, then each mutant in a process group of its own.
-
-Every mutant is judged at the cheapest profile first; those that survive, at the next one.
-"""
+"""Judging mutants: first the kernel as it is, then each mutant in a process group of its own."""
 
 from __future__ import annotations
 
@@ -25,8 +22,6 @@ from ..console.errors import MachineError, UsageRefusedError
 from .mutants import Mutant, marked
 from .stand_ins import Kernels, StandIn
 
-STAGES = {"quick": ("quick",), "gate": ("quick", "gate")}
-"""The profiles at which mutants are judged, one after another, by the one that was asked for."""
 PROBE = "quick"
 """The profile at which the laws say whether Triton refuses a mutant that tests have killed."""
 LEAST_SECONDS, TIMES_CLEAN = 120.0, 5.0

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ... import __version__
@@ -13,15 +12,13 @@ from ..answers.identity import digest_of, machine_identity
 from ..answers.journal import Journal
 from ..console.errors import MachineError, UsageRefusedError
 from ..options import FOLDER
-from .judging import Answer, Clean, Judge, ask
+from .judging import Clean, Judge, ask
 from .mutants import Mutant, mutants_of, sample
 from .report import Measurement
 from .stand_ins import Kernels, modules_in
 
 JOURNALS = FOLDER.parent / "mutants"
 """Folder of the answers that a later run goes on from."""
-TO_GO_ON = {"survived", "unreached", "error"}
-"""What became of mutants that are judged at the next profile too: it reaches more."""
 
 
 def find(name: str, file: str | None) -> Kernels:
@@ -89,70 +86,31 @@ def _texts_behind(kernels: Kernels) -> Iterator[str]:
 
 def measure(
     judge: Judge,
-    stages: Sequence[str],
+    stage: str,
     number: int | None,
     tell: Callable[[str], None],
     equivalents: Mapping[str, str],
 ) -> Measurement:
-    """Judge a sample of mutants, at one profile after another.
+    """Judge a sample of mutants.
 
     Args:
         judge: judges them.
-        stages: the profiles, the cheapest first, or ``tests``.
+        stage: the profile, or ``tests``.
         number: the size of the sample; None for all mutants.
         tell: receives lines on what is done.
         equivalents: see ``Measurement``.
     """
-    clean: dict[str, Clean] = {}
-    answers: dict[str, Answer] = {}
-    unanswered: set[str] = set()
-    for stage in stages:
-        if not judge.ended:
-            tell(f"{stage}: the kernel as it is")
-            clean[stage] = judge.clean(stage)
-    running, idle = _of_running(judge.kernels, clean.values())
+    tell(f"{stage}: the kernel as it is")
+    clean = judge.clean(stage)
+    running, idle = _of_running(judge.kernels, clean)
     chosen = sample(running, number, judge.seed)
-    for stage, found in clean.items():
-        if judge.ended:
-            break
-        left = [
-            each for each in chosen if each.id not in answers or answers[each.id].status in TO_GO_ON
-        ]
-        for name, answer in judge.judge(left, stage, found, tell).items():
-            unanswered.discard(name)
-            if answer.status == "error":
-                unanswered.add(name)
-            answers[name] = _together(answers.get(name), answer)
-    return Measurement(
-        judge,
-        stages[-1],
-        len(running),
-        idle,
-        clean,
-        chosen,
-        answers,
-        equivalents,
-        len(unanswered),
-    )
+    answers = judge.judge(chosen, stage, clean, tell)
+    return Measurement(judge, stage, len(running), idle, clean, chosen, answers, equivalents)
 
 
-def _together(before: Answer | None, after: Answer) -> Answer:
-    """Return the answer of two profiles: what survived one is no less a survivor without another.
-
-    Args:
-        before: the answer at the profiles before; None if there was none.
-        after: the answer at the last one.
-    """
-    if before is None or before.status != "survived" or after.status not in ("error", "unreached"):
-        return after
-    if after.status == "unreached":
-        return before
-    return replace(before, message=f"no answer at {after.stage}: {after.message}")
-
-
-def _of_running(kernels: Kernels, cleans: Iterable[Clean]) -> tuple[list[Mutant], list[str]]:
+def _of_running(kernels: Kernels, clean: Clean) -> tuple[list[Mutant], list[str]]:
     """Return the mutants of kernels of which some line ran, and the names of the other kernels."""
     every = [each for file in kernels.files for each in mutants_of(file, kernels.text(file))]
-    ran = {(each.file, each.kernel) for clean in cleans for each in every if clean.ran(each)}
+    ran = {(each.file, each.kernel) for each in every if clean.ran(each)}
     idle = sorted({each.kernel for each in every if (each.file, each.kernel) not in ran})
     return [each for each in every if (each.file, each.kernel) in ran], idle

@@ -168,7 +168,9 @@ def other(source: Source, node: ast.AST) -> Iterator[Edits]:
     if given is None:
         return
     is_zero = isinstance(given, ast.Constant) and given.value == 0
-    yield (source.replaced(given, ("1" if source.of(given) == "0" else "1.0") if is_zero else "0"),)
+    # Where the lane is multiplied by zero, any other number shows nothing.
+    nan = 'float("nan")'
+    yield (source.replaced(given, ("1" if source.of(given) == "0" else nan) if is_zero else "0"),)
 
 
 def _keyword(node: ast.AST, name: str) -> ast.expr | None:
@@ -222,7 +224,7 @@ def _is_update(statement: ast.stmt) -> bool:
 
 
 def exits(source: Source, block: Sequence[ast.stmt]) -> Iterator[Edits]:
-    """Leave out an early exit, or move it behind the statement that follows."""
+    """Leave out an early exit, or move it behind the statement that follows and touches memory."""
     for place, statement in enumerate(block):
         if not isinstance(statement, ast.If) or statement.orelse:
             continue
@@ -231,10 +233,34 @@ def exits(source: Source, block: Sequence[ast.stmt]) -> Iterator[Edits]:
             continue
         if len(statement.body) == 1:
             yield (source.replaced(last, "pass"),)
-        if place + 1 < len(block):
-            after = block[place + 1]
+        # Behind one that only computes what the exit does not read, nothing would change.
+        if place + 1 < len(block) and not _only_computes(after := block[place + 1], statement):
             swapped = source.replaced(statement, source.of(after))
             yield swapped, source.replaced(after, source.of(statement))
+
+
+def _only_computes(statement: ast.stmt, before: ast.stmt) -> bool:
+    """Whether a statement sets variables that another does not name, without touching memory."""
+    if not isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+        return False
+    calls = [each for each in ast.walk(statement) if isinstance(each, ast.Call)]
+    names = {each.id for each in ast.walk(before) if isinstance(each, ast.Name)}
+    set_here = {
+        each.id
+        for each in ast.walk(statement)
+        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+    }
+    return bool(set_here) and not set_here & names and all(map(_computes, calls))
+
+
+def _computes(call: ast.Call) -> bool:
+    """Whether a call is one of the language's that touches no memory."""
+    name, function = called(call), call.func
+    if not isinstance(function, ast.Attribute):
+        return False
+    touches = name in {"load", "store"} or "atomic" in name or "descriptor" in name
+    of_language = isinstance(function.value, ast.Name) and function.value.id == "tl"
+    return name in CASTS or (of_language and not touches)
 
 
 OF_NODES: dict[str, Callable[[Source, ast.AST], Iterator[Edits]]] = {

@@ -27,31 +27,34 @@ class Measurement:
 
     Attributes:
         judge: what judged them.
-        profile: the last profile, or ``tests``.
+        profile: the profile, or ``tests``.
         made: the number of mutants that there are of the kernels that ran.
         idle: kernels of which no line ran, whose mutants are left out.
-        clean: what the kernel as it is did, by profile.
+        clean: what the kernel as it is did.
         mutants: the sample.
-        answers: the answer on each mutant, of all profiles together, by its id.
+        answers: the answer on each mutant, by its id.
         equivalents: an argument for each survivor that no input tells from the kernel, by its id.
-        errors: how many mutants had no answer at the last profile that judged them.
     """
 
     judge: Judge
     profile: str
     made: int
     idle: Sequence[str]
-    clean: Mapping[str, Clean]
+    clean: Clean
     mutants: Sequence[Mutant]
     answers: Mapping[str, Answer]
     equivalents: Mapping[str, str]
-    errors: int = 0
 
     @property
     def judged(self) -> list[tuple[Mutant, Answer]]:
         """The mutants with an answer that counts."""
         found = [(each, self.answers.get(each.id)) for each in self.mutants]
         return [(each, answer) for each, answer in found if answer and answer.status in STATUSES]
+
+    @property
+    def errors(self) -> int:
+        """How many mutants have no answer, though they were asked about."""
+        return sum(answer.status == "error" for answer in self.answers.values())
 
     @property
     def survivors(self) -> list[Mutant]:
@@ -97,7 +100,7 @@ class Measurement:
             "made": self.made,
             "not_run": list(self.idle),
             "errors": self.errors,
-            "left_out_laws": sorted({law for each in self.clean.values() for law in each.without}),
+            "left_out_laws": self.clean.without,
             "killed_of_reached": self.killed_of_reached(),
             "without_equivalents": self.killed_of_reached(without_equivalents=True),
             "by_operator": self.counts("operator"),
@@ -128,14 +131,13 @@ def print_report(out: Console, measured: Measurement) -> None:
     _print_tables(out, measured)
     if measured.idle:
         out.print(Text(f"not run, and left out: {', '.join(measured.idle)}"), soft_wrap=True)
-    for stage, clean in measured.clean.items():
-        if clean.without:
-            told = f"left out at {stage}, as they accuse the kernel as it is: "
-            out.print(Text(told + ", ".join(clean.without)), soft_wrap=True)
-        if clean.lines is None:
-            out.print("which lines ran is not known: all of them count as reached")
+    if measured.clean.without:
+        told = "left out, as they accuse the kernel as it is: "
+        out.print(Text(told + ", ".join(measured.clean.without)), soft_wrap=True)
+    if measured.clean.lines is None:
+        out.print("which lines ran is not known: all of them count as reached")
     if measured.errors:
-        out.print(f"without an answer at the last profile: {measured.errors}")
+        out.print(f"without an answer: {measured.errors}")
     told = f"{len(measured.judged)} of {measured.made} mutants judged: killed of the reached "
     told += share_of(*measured.killed_of_reached())
     if measured.equivalents:

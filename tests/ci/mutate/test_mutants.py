@@ -79,7 +79,7 @@ def changes(operator: str, text: str = KERNEL) -> set[tuple[str, str]]:
         (
             "other",
             "value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)",
-            "value = tl.load(x + place, mask=inside, other=1.0).to(tl.float32)",
+            'value = tl.load(x + place, mask=inside, other=float("nan")).to(tl.float32)',
         ),
         (
             "cast",
@@ -107,6 +107,22 @@ def changes(operator: str, text: str = KERNEL) -> set[tuple[str, str]]:
 )
 def test_each_operator_changes_one_thing(operator: str, before: str, after: str) -> None:
     assert (before, after) in changes(operator)
+
+
+@pytest.mark.parametrize(
+    ("after", "moved"),
+    [
+        ("b = tl.arange(0, 4) + a", False),
+        ("b = tl.load(x)", True),
+        ("a = tl.arange(0, 4)", True),
+        ("b = helper(x)", True),
+        ("tl.store(x, a)", True),
+    ],
+)
+def test_an_exit_moves_only_where_that_may_show(after: str, *, moved: bool) -> None:
+    text = f"@triton.jit\ndef kernel(x, a):\n    if a:\n        return\n    {after}\n"
+    exits = [each for each in mutants_of("kernels.py", text) if each.operator == "exit"]
+    assert len(exits) == 1 + moved
 
 
 def test_mutants_are_code_each_once_and_nothing_else_is_changed() -> None:
