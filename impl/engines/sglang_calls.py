@@ -76,7 +76,8 @@ def bias_refusal(problem: AttentionProblem, file: tuple[str, ...]) -> str | None
 def bias_arguments(inputs: PagedAttentionInputs) -> dict[str, object]:
     """Return the score modifier that adds a bias, and its tensor [tokens, heads, distances].
 
-    Inkling's layers have such a tensor: of each token and head a number for each distance.
+    Inkling's layers have such a tensor: of each token and head a number for each distance, and none
+    for those beyond.
     """
     if inputs.logits_bias is None:
         return {}
@@ -91,6 +92,9 @@ def bias_arguments(inputs: PagedAttentionInputs) -> dict[str, object]:
             # By distance: the row's own key first, then those before it.
             room[token + row, :, :near] = of_request[:, row, :near].flip(-1)
         token, start = token + t, start + t * s
+    # As short as it can be: beyond its distances a layer has no bias.
+    biased = room.ne(0).any(dim=0).any(dim=0).nonzero()
+    room = room[..., : int(biased.max()) + 1 if len(biased) else 1].contiguous()
     with load(MODIFIERS, stubs) as modifiers:
         return {"score_mod": modifiers.relative_bias_score_mod, "aux_tensors": [room]}
 

@@ -100,8 +100,8 @@ class AttentionProblem(BaseProblem):
         chunk: ``attention_chunk_size``, as in ``paged_attention``.
         window_dilation, sink_tokens: the same as in ``paged_attention``.
         logits_bias: whether there is a ``logits_bias``, one of ``BIASES``: a number of its own for
-            each head, row and key (``dense``), or one of the head and of the distance between both,
-            from T5's buckets (``relative``).
+            each head, row and key (``dense``), the same of the keys nearest to a row's own
+            (``near``), or one of the head and of the distance, from T5's buckets (``relative``).
         alibi_function: what slopes of ALiBi multiply, as in ``paged_attention``.
         causal_by_request: whether ``causal`` is a flag of each request: every second one, by its
             identity, is causal where the others are not.

@@ -20,7 +20,7 @@ MASK_PATTERNS = (
 """What a custom mask keeps; see ``tensors.mask_patterns``."""
 SPANS = ("", "prefix", "images")
 """Kinds of spans that requests have."""
-BIASES = ("", "dense", "relative")
+BIASES = ("", "dense", "relative", "near")
 """Kinds of bias that logits have."""
 NO_MASK: dict[str, Any] = {"custom_mask": False, "mask_pattern": "", "mask_by_head": False}
 """Fields of a problem without a custom mask."""

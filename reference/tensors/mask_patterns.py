@@ -22,6 +22,8 @@ MOST_SPANS = 4
 IMAGES = 3
 BUCKETS, MOST_DISTANCE = 32, 128
 """Buckets of T5's relative bias, and the distance from which on all are in the last."""
+REACHES = (1, 2, 5, 16, 40)
+"""Distances from which on keys before a row have no bias, where only near ones have."""
 BIAS_STEP = 8.0
 """Biases are multiples of its inverse, up to 4: each dtype holds them."""
 
@@ -196,10 +198,13 @@ def bias_values(problem: AttentionProblem, device: torch.device) -> torch.Tensor
     rows = numbered(problem.ids, problem.query_lens).to(device, non_blocking=True)
     own = rows.split(list(problem.query_lens))
     for numbers, s in zip(own, problem.seq_lens, strict=True):
-        if problem.logits_bias == "dense":
-            bias = torch.stack([bell(key, numbers, s) for key in keys])
-        else:
+        if problem.logits_bias == "relative":
             bias = _relative(problem, len(numbers), s, device)
+        else:
+            bias = torch.stack([bell(key, numbers, s) for key in keys])
+        if problem.logits_bias == "near":
+            reach = REACHES[choose(problem.seed, "reach of biases", 0, len(REACHES))]
+            bias = torch.where(_distances(len(numbers), s, device).abs() < reach, bias, 0.0)
         parts.append(bias.flatten(1))
     empty = torch.empty((heads, 0), device=device)
     values = torch.cat([empty, *parts], dim=1)
@@ -213,8 +218,7 @@ def _relative(
     """Look up the head's number of the bucket of each distance, [H, T, S] (T5, both directions)."""
     heads = torch.arange(problem.num_qo_heads, device=device)
     table = bell(stream(problem.seed, "bias"), heads, BUCKETS)
-    position = torch.arange(keys - queries, keys, device=device).unsqueeze(1)
-    distance = torch.arange(keys, device=device).unsqueeze(0) - position
+    distance = _distances(queries, keys, device)
     half = BUCKETS // 2
     near = half // 2
     size = distance.abs()
@@ -222,3 +226,9 @@ def _relative(
     far = (near + (ratio * (half - near)).floor().long()).clamp(max=half - 1)
     bucket = torch.where(size < near, size, far) + half * (distance > 0)
     return table[:, bucket]
+
+
+def _distances(queries: int, keys: int, device: torch.device) -> torch.Tensor:
+    """Return how far each key lies behind each row's own, [T, S]; negative where it is before."""
+    position = torch.arange(keys - queries, keys, device=device).unsqueeze(1)
+    return torch.arange(keys, device=device).unsqueeze(0) - position

@@ -276,6 +276,23 @@ def bias_rows_of_longest(inputs: RaggedAttentionInputs) -> Pair:
     return attend(replace(inputs, logits_bias=flat[:, places]))
 
 
+@seeded(BUGS, RAGGED, "parity", features=("logits_bias",))
+def bias_goes_on(inputs: RaggedAttentionInputs) -> Pair:
+    """Repeat a row's first number for the keys before it, where several of them have none."""
+    if inputs.logits_bias is None:
+        return attend(inputs)
+    flat, start = inputs.logits_bias.clone(), 0
+    queries, keys = (each.tolist() for each in inputs.lengths())
+    for t, s in zip(queries, keys, strict=True):
+        rows = flat[:, start : start + t * s].view(len(flat), t, s)
+        none = rows.ne(0).cumsum(-1) == 0
+        first = rows.gather(-1, none.sum(-1, keepdim=True).clamp(max=max(s - 1, 0))) if s else rows
+        # One number may be zero by chance.
+        rows.copy_(torch.where(none & (none.sum(-1, keepdim=True) > 2), first, rows))
+        start += t * s
+    return attend(replace(inputs, logits_bias=flat))
+
+
 @seeded(BUGS, RAGGED, "parity", features=("alibi", "alibi_sqrt"))
 def linear_for_root(inputs: RaggedAttentionInputs) -> Pair:
     """Ignore that ALiBi is one of the distance's root."""

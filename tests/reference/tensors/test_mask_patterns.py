@@ -12,7 +12,14 @@ from kernelproof.impl.features import FEATURES, drawn_features
 from kernelproof.reference import AttentionProblem, materialise, problem_from_json
 from kernelproof.reference.problems.mask_fields import BIASES, MASK_PATTERNS, PLAIN_MASK
 from kernelproof.reference.tensors.inputs import RaggedAttentionInputs
-from kernelproof.reference.tensors.mask_patterns import TILES, bias_values, mask_values, span_values
+from kernelproof.reference.tensors.mask_patterns import (
+    REACHES,
+    TILES,
+    bias_values,
+    mask_values,
+    span_values,
+)
+from kernelproof.reference.tensors.values import choose
 
 CPU = torch.device("cpu")
 LONG = AttentionProblem(
@@ -92,6 +99,12 @@ def test_a_bias_is_exact_in_sixteen_bits(kind: str) -> None:
     if kind == "relative":
         square = wide[:, -1600:].view(4, 40, 40)
         assert torch.equal(square[:, 1:, 1:], square[:, :-1, :-1]), "one number a distance"
+    if kind == "near":
+        square = wide[:, -1600:].view(4, 40, 40)
+        reach = REACHES[choose(problem.seed, "reach of biases", 0, len(REACHES))]
+        near = torch.ones(40, 40).tril(reach - 1).triu(1 - reach).bool()
+        assert (square[:, ~near] == 0).all()
+        assert square[:, near].ne(0).any()
 
 
 @pytest.mark.parametrize(
