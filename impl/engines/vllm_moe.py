@@ -103,7 +103,12 @@ FEATURES = ("moe_biases", "expert_parallel", "weights_on_input")
 ROUNDED = Arithmetic(projections="inputs", intermediate="inputs", partial_outputs=True)
 
 
-@kernel(name="vllm-fused-moe", supports=refusal, features=FEATURES, arithmetic=ROUNDED)
+@kernel(
+    name="vllm-fused-moe",
+    supports=refusal,
+    features=(*FEATURES, "large_weights"),
+    arithmetic=ROUNDED,
+)
 def experts(inputs: MoEInputs) -> torch.Tensor:
     """Align pairs of tokens and experts, multiply, activate, multiply again, and add up."""
     return multiplied(inputs, codes_of(inputs.hidden), None, NUMBERS)
