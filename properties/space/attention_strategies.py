@@ -126,6 +126,8 @@ OF_TILES = ("leading_tile", "inner_tile", "holes")
 """Patterns of masks that hide tiles of keys: of long requests only, whole ones."""
 OF_WINDOWS = ("sink_tokens", "two_sided_window", "spans_in_window")
 """Features that are nothing without a window."""
+NARROW = 3
+"""The narrowest windows, of which more come where a window has two sides."""
 OFF = AttentionProblem()
 PLAIN = ("", "")
 """A cache in the queries' dtype, which is theirs."""
@@ -498,7 +500,9 @@ def _masks(draw: st.DrawFn, axes: Axes, fields: Mapping[str, Any], *, room: bool
             or (fields.get("spans") and draw(st.booleans()))
         )
     ):
-        found["window_left"] = draw(sampled(windows))
+        # Behind a wide window's right side lie keys of long requests only.
+        narrow = sorted(windows)[:NARROW] if fields.get("two_sided_window") else []
+        found["window_left"] = draw(sampled((*narrow, *windows)))
     return found
 
 
@@ -548,6 +552,9 @@ def _request(
     phase = draw(sampled((*phases, *whole) if not (axes.edges and whole) else whole))
     if least and phase not in PHASES_OF_PAGES:
         phase = next(each for each in reversed(PHASES_OF_PAGES) if each in phases)
+    right = _keys_seen_after(fields)
+    if right >= 0 and "chunk" in whole and draw(st.booleans()):
+        phase = "chunk"  # of others few have keys behind the right side of a window
     if phase == "verify":
         return draw(_verified(axes, fields, work, RAGGED))
     decode_cap = int(work / _work_of_a_key(fields))
@@ -575,9 +582,17 @@ def _request(
         tokens = int(work / (8 * kv_heads * group * channels))  # see ``AttentionProblem.work``
         more = min(MOST_SURPLUS, max(1, tokens - seq_len))
         return seq_len + draw(st.integers(1, more)), seq_len
-    largest = max(1, int(work / (kv_heads * group * channels * max(seq_len, 1))))
-    some = st.integers(1, min(largest, seq_len))
+    largest = min(seq_len, max(1, int(work / (kv_heads * group * channels * max(seq_len, 1)))))
+    some = st.integers(min(largest, right + 2), largest)
     return min(seq_len, draw(_beyond(seq_len, axes.edges) if square else some)), seq_len
+
+
+def _keys_seen_after(fields: Mapping[str, Any]) -> int:
+    """Return how many keys some queries see behind their own at most; -1 for none, and for any."""
+    if fields["causal"] and not fields.get("causal_by_request"):
+        return -1
+    right: int = fields.get("window_left" if fields.get("two_sided_window") else "window_right", -1)
+    return right
 
 
 @st.composite
