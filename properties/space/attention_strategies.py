@@ -553,8 +553,7 @@ def _request(
     if least and phase not in PHASES_OF_PAGES:
         phase = next(each for each in reversed(PHASES_OF_PAGES) if each in phases)
     right = _keys_seen_after(fields)
-    if right >= 0 and "chunk" in whole and draw(st.booleans()):
-        phase = "chunk"  # of others few have keys behind the right side of a window
+    phase = draw(_phase_of_window(phase, whole)) if right >= 0 else phase
     if phase == "verify":
         return draw(_verified(axes, fields, work, RAGGED))
     decode_cap = int(work / _work_of_a_key(fields))
@@ -585,6 +584,11 @@ def _request(
     largest = min(seq_len, max(1, int(work / (kv_heads * group * channels * max(seq_len, 1)))))
     some = st.integers(min(largest, right + 2), largest)
     return min(seq_len, draw(_beyond(seq_len, axes.edges) if square else some)), seq_len
+
+
+def _phase_of_window(phase: str, phases: Sequence[str]) -> st.SearchStrategy[str]:
+    """Draw a phase: half are chunks, of others few have keys behind the right side of a window."""
+    return sampled((phase, "chunk")) if "chunk" in phases else st.just(phase)
 
 
 def _keys_seen_after(fields: Mapping[str, Any]) -> int:

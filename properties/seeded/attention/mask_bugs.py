@@ -22,6 +22,8 @@ SHORT_TILE, WIDE_TILE = 16, 256
 """Keys of the tiles of some of these kernels."""
 ROWS = 4
 """Rows of a block of one of them."""
+BY_CHANCE = 2
+"""Numbers of a row of biases that may be zero by chance."""
 Cap = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -287,8 +289,8 @@ def bias_goes_on(inputs: RaggedAttentionInputs) -> Pair:
         rows = flat[:, start : start + t * s].view(len(flat), t, s)
         none = rows.ne(0).cumsum(-1) == 0
         first = rows.gather(-1, none.sum(-1, keepdim=True).clamp(max=max(s - 1, 0))) if s else rows
-        # One number may be zero by chance.
-        rows.copy_(torch.where(none & (none.sum(-1, keepdim=True) > 2), first, rows))
+        several = none.sum(-1, keepdim=True) > BY_CHANCE
+        rows.copy_(torch.where(none & several, first, rows))
         start += t * s
     return attend(replace(inputs, logits_bias=flat))
 
