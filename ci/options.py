@@ -12,7 +12,7 @@ import click
 from ..properties.isolation.machine import MOST_LAUNCHES
 from ..properties.space.profiles import PROFILES
 from .console.choices import Choice
-from .console.completion import implementation_names, law_names
+from .console.completion import chip_names, implementation_names, law_names
 from .console.errors import UsageRefusedError
 from .console.outputs import FILE, output_option
 from .releases.packages import FLASHINFER_PACKAGE, PACKAGES, PARTS
@@ -235,7 +235,12 @@ COMPARE = (
         metavar="FILE",
         help="Take the candidate from the pin in such a file.",
     ),
-    click.option("--sm", metavar="SM[,SM]", help="Chips to answer for; all by default."),
+    click.option(
+        "--sm",
+        metavar="SM[,SM]",
+        help="Chips to answer for, by number or name (GB300); all by default.",
+        shell_complete=chip_names,
+    ),
     POLICY,
     click.option(
         "--journal",
@@ -263,6 +268,7 @@ COMPARE = (
         "compiled",
         metavar="SM[,SM]",
         help="Compile both releases' modules for these chips too, with nvcc.",
+        shell_complete=chip_names,
     ),
     click.option(
         "--unit", "units", multiple=True, metavar="NAME", help="Compile only this module."

@@ -42,3 +42,22 @@ def feature_values(
     from ...impl.gating.feature import CHOICES
 
     return among(CHOICES.get(parameter.name or "", ()), incomplete)
+
+
+def chip_names(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the chips that begin with the last word of a list, by number and by name."""
+    from ...impl.targets.capability import CHIP_NAMES, CHIPS
+
+    before, comma, word = incomplete.rpartition(",")
+    names = [*map(str, CHIPS), *(name.replace(" ", "-") for name in CHIP_NAMES), "cpu"]
+    found = [name for name in names if name.lower().startswith(word.lower())]
+    return [f"{before}{comma}{name}" for name in found]
+
+
+def model_families(
+    _context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[str]:
+    """Return the families of models with attention that begin with a word."""
+    from ..support.models import model_names
+
+    return among(model_names(), incomplete)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..console.completion import feature_values
+from ..console.completion import chip_names, feature_values, model_families
 from ..console.errors import CONFORMING, INTERRUPTED, NONCONFORMING, UsageRefusedError
 from ..console.help import SectionedCommand
 from ..console.lines import tell
@@ -18,7 +18,7 @@ from ..console.outputs import Outputs, output_option
 
 if TYPE_CHECKING:
     from ...impl.gating import RuleBook
-    from .rows import Matrix
+    from .rows import Matrix, Row
 
 FIELDS: dict[str, tuple[str, str]] = {
     "--operation": ("OP", "Such as paged_attention, mla, moe."),
@@ -50,7 +50,7 @@ NUMBERS = ("D", "N")
 WITHOUT_COMPLETION = ("--kv-storage",)
 SECTIONS = {
     "Chips and releases": ("--sm", "--flashinfer", "--against"),
-    "The call": tuple(FIELDS),
+    "The call": ("--model", *FIELDS),
     "What to answer": ("--require", "--explain", "--declared", "--compile", "--unit", "--jobs"),
     "Outputs": ("--json", "--markdown"),
     "Support rules": ("--rules",),
@@ -79,7 +79,12 @@ def feature_options(command: Callable[..., int]) -> Callable[..., int]:
     sections=SECTIONS,
     short_help="Answer which kernel may run on which chip, and why.",
 )
-@click.option("--sm", metavar="SM[,SM]", help="Chips: 103, 10.3, sm_103a or cpu; all by default.")
+@click.option(
+    "--sm",
+    metavar="SM[,SM]",
+    help="Chips: 103, sm_103a, GB300, dgx-spark or cpu; all by default.",
+    shell_complete=chip_names,
+)
 @click.option(
     "--flashinfer",
     "releases",
@@ -88,6 +93,12 @@ def feature_options(command: Callable[..., int]) -> Callable[..., int]:
     help="Release of FlashInfer; by default the newest that the rules know.",
 )
 @click.option("--against", metavar="VERSION", help="Show only what this other release changes.")
+@click.option(
+    "--model",
+    metavar="NAME",
+    help="All attention calls of a model or its family: gemma-4, Qwen3-8B.",
+    shell_complete=model_families,
+)
 @feature_options
 @click.option("--explain", "explained", is_flag=True, help="Show which rules decide one call.")
 @click.option(
@@ -105,6 +116,7 @@ def feature_options(command: Callable[..., int]) -> Callable[..., int]:
     metavar="SM[,SM]",
     help="Compile FlashInfer's modules for these chips, with nvcc; repeat --flashinfer for several "
     "releases.",
+    shell_complete=chip_names,
 )
 @click.option("--unit", "units", multiple=True, metavar="NAME", help="Compile only this module.")
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Compilers at a time.")
@@ -120,21 +132,20 @@ def support(
     sm: str | None,
     releases: tuple[str, ...],
     against: str | None,
+    model: str | None,
     folder: Path | None,
     outputs: Outputs,
     **options: Any,  # noqa: ANN401  click's options
 ) -> int:
     """Answer which kernel may run on which chip, why, and what to use instead. Needs no GPU.
 
-    Without fields of a call, prints the whole matrix; with some (--head-dim 512 --kv-dtype fp8),
-    each backend that could serve it; with one chip, the reasons too.
+    Without fields of a call, prints the whole matrix; with some (--head-dim 512 --kv-dtype fp8), or
+    a model, each backend that could serve it; with one chip, the reasons too.
 
     With --declared, compares the rules with what releases of FlashInfer declare, and exits with 1
     where they disagree. With --compile, compiles FlashInfer's modules for chips that need not be
     here, and writes the records to --json.
     """
-    from ...impl.gating import RulesError, load_rules
-
     outputs.check()
     declared, compiled = options.pop("declared"), options.pop("compiled")
     making = {name: options.pop(name) for name in ("units", "jobs")}
@@ -144,11 +155,7 @@ def support(
     if compiled is not None:
         return _compile(releases, compiled, outputs=outputs, **making)
 
-    try:
-        book = load_rules(folder) if folder else load_rules()
-    except RulesError as error:
-        message = f"--rules: {error}" if folder else str(error)
-        raise UsageRefusedError(message) from error
+    book = _load(folder)
     if declared:
         from .declared import compare_releases
 
@@ -164,18 +171,37 @@ def support(
         _check_release(flag, release)
     try:
         if explained:
-            return _explain(asked, version, chips, book)
-        made = _decide(asked, version, chips, book)
-        other = _decide(asked, against, chips, book) if against else None
+            return _explain(asked, version, chips, book, model)
+        rows, left_out = _rows(asked) if model is None else _of_model(model, asked)
+        made = _decide(rows, version, chips, book)
+        other = _decide(rows, against, chips, book) if against else None
     except ValueError as error:
         message = f"{_flag_of(error)}{error}"
         raise UsageRefusedError(message) from error
     if other is not None:
         return _compare(made, other, outputs)
     _write(made, book, outputs)
-    _print(made, reasons=bool(asked) or sm is not None)
-    served = any(each.supported for _, decisions in made.rows for each in decisions)
-    return NONCONFORMING if required and not served else CONFORMING
+    _print(made, left_out, reasons=bool(asked) or sm is not None)
+    return NONCONFORMING if required and not _served(made, each=model is not None) else CONFORMING
+
+
+def _load(folder: Path | None) -> RuleBook:
+    from ...impl.gating import RulesError, load_rules
+
+    try:
+        return load_rules(folder) if folder else load_rules()
+    except RulesError as error:
+        message = f"--rules: {error}" if folder else str(error)
+        raise UsageRefusedError(message) from error
+
+
+def _served(made: Matrix, *, each: bool) -> bool:
+    """Whether some backend serves a call of the matrix, or each of its calls, on some chip."""
+    calls: dict[tuple[str, str], bool] = {}
+    for row, decisions in made.rows:
+        call = (row.feature.operation, row.title)
+        calls[call] = calls.get(call, False) or any(one.supported for one in decisions)
+    return all(calls.values()) if each else any(calls.values())
 
 
 def _check_release(flag: str, version: str) -> None:
@@ -238,13 +264,28 @@ def chips_of(text: str | None) -> tuple[int | None, ...]:
 
 
 def _decide(
-    asked: dict[str, Any], version: str, chips: tuple[int | None, ...], book: RuleBook
+    rows: Sequence[Row], version: str, chips: tuple[int | None, ...], book: RuleBook
 ) -> Matrix:
-    from .rows import all_rows, matrix, rows_like
+    from .rows import matrix
+
+    return matrix(iter(rows), version, chips, book)
+
+
+def _rows(asked: dict[str, Any]) -> tuple[list[Row], tuple[str, ...]]:
+    from .rows import all_rows, rows_like
 
     broad = set(asked) <= {"operation", "backend"}
-    rows = all_rows(**_checked(asked)) if broad else rows_like(_checked(asked))
-    return matrix(rows, version, chips, book)
+    return list(all_rows(**_checked(asked)) if broad else rows_like(_checked(asked))), ()
+
+
+def _of_model(model: str, asked: dict[str, Any]) -> tuple[list[Row], tuple[str, ...]]:
+    from .models import model_rows
+
+    rows, left_out = model_rows(model, _checked(asked))
+    if not rows:
+        message = f"model is {model!r}, none of whose attention calls the rules can be asked for"
+        raise ValueError(message)
+    return rows, left_out
 
 
 def _checked(asked: dict[str, Any]) -> dict[str, Any]:
@@ -256,13 +297,20 @@ def _checked(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _explain(
-    asked: dict[str, Any], version: str, chips: tuple[int | None, ...], book: RuleBook
+    asked: dict[str, Any],
+    version: str,
+    chips: tuple[int | None, ...],
+    book: RuleBook,
+    model: str | None,
 ) -> int:
     from ...impl.gating import Feature
     from ..console.terminal import console
     from .rendering import print_explanation
     from .rows import target_of
 
+    if model is not None:
+        message = "--explain needs one call: leave out --model"
+        raise UsageRefusedError(message)
     if len(chips) != 1:
         message = "--explain needs one chip: --sm 103"
         raise UsageRefusedError(message)
@@ -270,14 +318,17 @@ def _explain(
     return CONFORMING
 
 
-def _print(made: Matrix, *, reasons: bool) -> None:
+def _print(made: Matrix, left_out: Sequence[str], *, reasons: bool) -> None:
     from ..console.terminal import console
     from .rendering import print_matrix, print_reasons
 
     out = console(sys.stdout)
-    print_matrix(out, made)
+    printed = print_matrix(out, made)
+    if left_out:
+        printed += 1
+        out.print(f"not asked, since no field of a call states them: {', '.join(left_out)}")
     if reasons and len(made.chips) == 1:
-        print_reasons(out, made)
+        print_reasons(out, made, printed)
 
 
 def _compare(made: Matrix, other: Matrix, outputs: Outputs) -> int:

@@ -27,8 +27,12 @@ from .rows import ALL_CHIPS, Difference, Matrix, Row, all_rows, matrix
 
 MARKS = {"compiled": " c", "run": " r"}
 """Marks of permissions that are known by more than declarations and reports."""
-STYLES = {"supported": "green", "refused": "bold red", "unknown": "dim"}
-MOST_REASONS = 12
+STYLES = {"refused": "bold red", "unknown": "dim", "supported": "green"}
+"""Styles of what the rules say, in the order in which reasons are printed."""
+MOST_LINES = 25
+"""Number of lines of the answer to one question."""
+MOST_TITLES = 2
+"""Number of calls that a reason names."""
 SIGNS = {"supported": "yes", "refused": "**no**", "unknown": "-"}
 LEGEND = (
     "`yes`: a rule allows it (`c`: FlashInfer's module was compiled for the chip, `r`: it ran there"
@@ -50,28 +54,86 @@ def _served(decided: tuple[Row, tuple[Decision, ...]]) -> tuple[str, str]:
     return feature.operation, feature.backend
 
 
-def print_matrix(out: Console, made: Matrix) -> None:
-    """Print one table an operation and backend."""
-    key = "yes: allowed (c: compiled for the chip, r: run there); no: refused; -: no rule, refused"
-    out.print(Text(f"flashinfer-python {made.version}. {key}"))
-    for title, rows in _tables(made):
-        table = _table(title, *map(capability_name, made.chips))
-        for row, decisions in rows:
-            table.add_row(row.title, *map(_marked, decisions))
-        out.print(table)
+def print_matrix(out: Console, made: Matrix) -> int:
+    """Print a table an operation: a column a backend, a line for the calls that are alike.
+
+    Returns:
+        The number of lines.
+    """
+    names = ", ".join(map(capability_name, made.chips))
+    key = f"yes: allowed on {names} (c: compiled, r: run there)"
+    if len(made.chips) > 1:
+        key = f"allowed on these of {names}"
+    heading = f"flashinfer-python {made.version}. {key}; no: refused; -: no rule, refused"
+    printed: list[Text | Table] = [Text(heading)]
+    operations: dict[str, dict[str, dict[str, tuple[Decision, ...]]]] = {}
+    for row, decisions in made.rows:
+        titles = operations.setdefault(row.feature.operation, {})
+        titles.setdefault(row.title, {})[row.feature.backend] = decisions
+    for operation, titles in operations.items():
+        backends = tuple(dict.fromkeys(name for columns in titles.values() for name in columns))
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for title, columns in titles.items():
+            cells = tuple(_marked(columns[name]) if name in columns else "" for name in backends)
+            alike.setdefault(cells, []).append(title)
+        table = _table(operation, *backends)
+        for cells, several in alike.items():
+            table.add_row("; ".join(several), *map(_styled, cells))
+        printed.append(table)
+    for each in printed:
+        out.print(each)
+    return sum(len(out.render_lines(each)) for each in printed)
 
 
-def print_reasons(out: Console, made: Matrix) -> None:
-    """Print why each row is supported on the first chip or not, and what to use instead."""
-    for row, decisions in made.rows[:MOST_REASONS]:
-        decision = decisions[0]
-        text = Text(f"{decision.status}  ", STYLES[decision.status])
-        text.append(f"{row.feature.backend} {row.title}".strip(), "bold")
-        text.append(f": {decision.reason}. {decision.instead}".rstrip())
+def print_reasons(out: Console, made: Matrix, printed: int) -> None:
+    """Print why calls are decided as they are on the first chip: each reason once.
+
+    Args:
+        out: where to print.
+        made: the matrix.
+        printed: the number of lines above; the reasons for which ``MOST_LINES`` leaves no space are
+            counted.
+    """
+    reasons: dict[tuple[str, str], list[tuple[Row, Decision]]] = {}
+    instead: dict[str, dict[str, None]] = {}
+    for row, (decision, *_) in made.rows:
+        reasons.setdefault((decision.status, decision.reason), []).append((row, decision))
+        if not decision.supported:
+            instead.setdefault(decision.instead, {})[row.title] = None
+    texts = [
+        Text(f"{_few([*titles])}: {said}".removeprefix(": "), "bold")
+        for said, titles in instead.items()
+    ]
+    ordered = sorted(reasons.items(), key=lambda found: tuple(STYLES).index(found[0][0]))
+    texts += [_reason(*key, several) for key, several in ordered]
+    left = MOST_LINES - printed
+    for number, text in enumerate(texts, 1):
+        left -= len(text.wrap(out, out.width))
+        if left < (number < len(texts)):
+            more = len(texts) - number + 1
+            out.print(Text(f"{more} more reasons: give --backend, or --json FILE", "dim"))
+            return
         out.print(text)
-        if decision.source:
-            evidence = f"{decision.evidence}, " if decision.evidence else ""
-            out.print(Text(f"    {decision.rule} ({evidence}{decision.source})", "dim"))
+
+
+def _reason(status: str, said: str, several: Sequence[tuple[Row, Decision]]) -> Text:
+    """Return one reason, whose it is and by which rule."""
+    calls: dict[str, list[str]] = {}
+    for row, _ in several:
+        calls.setdefault(row.feature.backend, []).append(row.title)
+    text = Text(f"{SIGNS[status].strip('*')}  ", STYLES[status])
+    named = (f"{backend} {_few(titles)}".strip() for backend, titles in calls.items())
+    text.append("; ".join(named), "bold").append(f": {said.rstrip('.')}")
+    decision = several[0][1]
+    evidence = f"{decision.evidence}, " if decision.evidence else ""
+    by = f" ({decision.rule}: {evidence}{decision.source})" if decision.source else ""
+    return text.append(by, "dim")
+
+
+def _few(titles: Sequence[str]) -> str:
+    """Return the first titles, and how many others there are."""
+    others = len(titles) - MOST_TITLES
+    return "; ".join(titles[:MOST_TITLES]) + (f" and {others} more" if others > 0 else "")
 
 
 def print_differences(out: Console, old: str, new: str, found: Sequence[Difference]) -> None:
@@ -106,10 +168,27 @@ def print_explanation(out: Console, feature: Feature, target: Target, book: Rule
     out.print(Text(f"{decision.status}: ", STYLES[decision.status]).append(str(decision)))
 
 
-def _marked(decision: Decision) -> Text:
-    sign = SIGNS[decision.status].strip("*")
-    mark = MARKS.get(decision.evidence, "") if decision.supported else ""
-    return Text(sign + mark, STYLES[decision.status])
+def _marked(decisions: Sequence[Decision]) -> str:
+    """Return a cell: what is said on one chip, or those of several chips that are allowed."""
+    allowed = [number for number, each in enumerate(decisions) if each.supported]
+    if not allowed:
+        refused = any(each.status == "refused" for each in decisions)
+        return SIGNS["refused" if refused else "unknown"].strip("*")
+    if len(decisions) == 1:
+        return SIGNS["supported"] + MARKS.get(decisions[0].evidence, "")
+    if len(allowed) == len(decisions):
+        return "all"
+    found: list[str] = []
+    # Neighbours among the chips that were asked about stand together: 80-103.
+    for _, run in groupby(enumerate(allowed), key=lambda each: each[1] - each[0]):
+        names = [str(decisions[number].target.sm or "cpu") for _, number in run]
+        found += names if len(names) <= 2 else [f"{names[0]}-{names[-1]}"]  # noqa: PLR2004  no range
+    return " ".join(found)
+
+
+def _styled(cell: str) -> Text:
+    status = {"no": "refused", "-": "unknown", "": "unknown"}.get(cell, "supported")
+    return Text(cell, STYLES[status])
 
 
 def _table(first: str, *headings: str) -> Table:

@@ -7,14 +7,13 @@ of a row are layers of their own, one for each operation.
 
 from __future__ import annotations
 
-import csv
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...fixtures import REAL_VALUES
+from ...fixtures import read_real_values
 from ...reference.moe.activations import ACTIVATIONS
 from ...reference.moe.routing_methods import METHODS
 from ...reference.problems.mask_fields import PLAIN_MASK
@@ -186,7 +185,7 @@ def fields_of_row(row: Mapping[str, str]) -> dict[str, Any]:
 def rows_of_attention() -> tuple[Real, ...]:
     """Read what models have, those with most families first."""
     merged: dict[tuple[Any, ...], list[tuple[str, int, int]]] = defaultdict(list)
-    for row in read_table():
+    for row in read_real_values():
         if row["class"] != "attention" or (row["kind"] in WINDOWS and not row["window_left"]):
             continue
         fields = fields_of_row(row)
@@ -206,12 +205,6 @@ def rows_of_attention() -> tuple[Real, ...]:
             Real(dict(fields), tuple(sorted(shares)), tuple(sorted(groups)), page, families)
         )
     return tuple(sorted(found, key=lambda real: -len(real.families)))
-
-
-def read_table() -> list[dict[str, str]]:
-    """Read the rows of the table."""
-    with REAL_VALUES.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
 def _shares(heads: int) -> list[int]:
@@ -251,7 +244,7 @@ def layers_of(operation: str) -> tuple[Layer, ...]:
         router_of if operation == "route" else experts_of
     )
     found: dict[tuple[Any, ...], Layer] = {}
-    for row in read_table():
+    for row in read_real_values():
         layer = stated(row) if row["class"] == "moe" else None
         if layer is None:
             continue

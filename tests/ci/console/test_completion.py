@@ -31,11 +31,17 @@ def test_names_are_completed() -> None:
     assert completed("bump", "a", "b", "--implementation", "torch-mo") == ["torch-moe"]
     assert set(completed("support", "--backend", "")) == set(CHOICES["backend"])
     assert completed("support", "--kv-dtype", "nv") == ["nvfp4", "nvfp4_ds_mla"]
+    assert completed("support", "--model", "gemma4") == ["gemma4", "gemma4_mm", "gemma4_unified"]
+    assert completed("support", "--sm", "90,gb") == ["90,GB200", "90,GB300", "90,GB10"]
+    assert completed("bump", "--sm", "dgx") == ["DGX-Spark"]
     assert completed("check", "--profile", "ni") == ["nightly"]
     assert completed("gate", "--bas") == []
 
 
-@pytest.mark.parametrize("words", ["check torch", "check --law p", "support --backend t"])
+@pytest.mark.parametrize(
+    "words",
+    ["check torch", "check --law p", "support --backend t", "support --model g", "support --sm H"],
+)
 def test_nothing_heavy_is_imported(words: str) -> None:
     """What imports torch answers after seconds."""
     code = (

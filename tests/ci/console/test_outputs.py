@@ -92,7 +92,7 @@ def test_what_cannot_be_written_is_told_before_the_run(
 @pytest.mark.parametrize(("words", "told"), [
     (["--policy", "p.toml"], "--policy p.toml: Invalid value 'nope' - at `key` in `$.actions`; "),
     (["--policy", "none.toml"], "--policy none.toml: "),
-    (["--sm", "h200"], "--sm"),
+    (["--sm", "h2000"], "--sm"),
     (["--part", "behaviour", "--law", "nope"], "--law"),
     (["--part", "behaviour", "--expectations", "none.toml"], "none.toml"),
 ])  # fmt: skip
@@ -126,7 +126,7 @@ def test_a_refused_comparison_is_judged_by_its_policy_and_goes_with_others(here:
     (here / "p.toml").write_text('[actions]\n"name-removed" = "block"\n')
     words = [*COMPARED, "--policy", "p.toml"]
     assert main([*words, "--json", "good.json"]) == 0
-    assert main([*words, "--sm", "h200", "--json", "bad.json"]) == 2
+    assert main([*words, "--sm", "h2000", "--json", "bad.json"]) == 2
     assert read_report(here / "bad.json")["policy"]["source"] == "p.toml"
     assert main(["merge", "bad.json", "good.json", "--json", "both.json"]) == 3
     both = read_report(here / "both.json")

@@ -39,7 +39,7 @@ def test_the_whole_matrix_has_every_chip_and_backend() -> None:
     assert code == 0
     for chip in ALL_CHIPS:
         assert f"SM{chip}" in said
-    for name in ("paged_attention: fa2", "paged_attention: trtllm-gen", "moe: cutlass", "mla: "):
+    for name in ("paged_attention ", "trtllm-gen", "cutlass", "mla "):
         assert name in said
     assert f"flashinfer-python {BOOK.newest}" in said
 
@@ -48,7 +48,7 @@ def test_one_call_on_one_chip_says_why_and_what_instead() -> None:
     words = ["--sm", "103", "--flashinfer", "0.6.7", "--backend", "trtllm-gen", "--phase", "decode"]
     code, said = run(*words)
     assert code == 0
-    assert "refused  trtllm-gen decode" in said
+    assert "no  trtllm-gen decode: " in said
     assert "2939" in said
     assert "Use backend=" in " ".join(said.split())
     assert returned(*words, "--require") == 1
@@ -58,7 +58,49 @@ def test_one_call_on_one_chip_says_why_and_what_instead() -> None:
 def test_each_backend_that_could_serve_a_call_is_listed() -> None:
     _, said = run("--sm", "90", "--head-dim", "512", "--kv-dtype", "fp8")
     for backend in ("fa2", "fa3", "xqa", "trtllm-gen"):
-        assert f"paged_attention: {backend}" in said
+        assert re.search(f"^ paged_attention .* {backend} ", said, re.MULTILINE)
+
+
+QUESTIONS = (
+    "--sm 120 --kv-dtype nvfp4", "--head-dim 512", "--sm GB300 --head-dim 512 --kv-dtype fp8",
+    "--operation mla", "--operation moe --sm 90 --quantisation nvfp4",
+    "--model gemma-4", "--model gemma2 --sm h100", "--model Qwen3-8B --sm rtx-pro-6000",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("words", QUESTIONS)
+def test_one_question_has_one_answer_of_25_lines(words: str) -> None:
+    code, said = run(*words.split())
+    assert code == 0
+    assert len(said.splitlines()) <= 25
+    assert len(re.findall("─{9}", said)) > 0
+    reasons = re.findall(r"^(?:yes|no|-)  \S.*?: (.*)$", said, re.MULTILINE)
+    assert len(reasons) == len(set(reasons))
+
+
+def test_a_model_asks_for_each_of_its_shapes_at_once(tmp_path: Path) -> None:
+    made = tmp_path / "made.json"
+    code, said = run("--model", "gemma-3-mm", "--sm", "H100,dgx spark", "--json", str(made))
+    assert code == 0
+    assert "not asked, since no field of a call states them: mmprefix" in said
+    data: dict[str, Any] = json.loads(made.read_text(encoding="utf-8"))
+    assert data["chips"] == [90, 121]
+    names = ("operation", "head_dim_qk", "group_size", "window", "mask")
+    shapes = {tuple(row["feature"][name] for name in names) for row in data["rows"]}
+    paged = {("paged_attention", dim, 2, window, "causal")
+             for dim in (128, 256) for window in (False, True)}  # fmt: skip
+    assert shapes == {*paged, ("ragged_attention", 72, 1, False, "none")}
+    phases = {row["feature"]["phase"] for row in data["rows"]}
+    assert phases == {"decode", "prefill"}
+
+
+def test_a_latent_model_is_asked_before_and_after_absorption() -> None:
+    _, said = run("--model", "DeepSeek-V3", "--sm", "103", "--page-size", "32")
+    assert "mla " in said
+    assert "dim 192/128, group 1, prefill" in said
+    assert "dim 576/512, group 128" in said
+    assert returned("--model", "deepseek-v3", "--sm", "103", "--require") == 0
+    assert returned("--model", "deepseek-v3", "--sm", "75", "--require") == 1
 
 
 def test_explain_walks_the_rules_of_one_call() -> None:
@@ -115,6 +157,14 @@ def test_json_and_markdown(tmp_path: Path) -> None:
         (["--sm", "10"], "--sm 10: '10' is ambiguous"),
         (["--sm", "10,0"], "--sm 10,0: '10' is ambiguous"),
         (["--sm", "ten"], "'ten' is not a compute capability"),
+        (
+            ["--sm", "90,gb30"],
+            "'gb30' is not a compute capability or a known chip: did you mean GB300? write 103, ",
+        ),
+        (["--model", "gema-4"], "--model: model is 'gema-4'; did you mean gemma4? "),
+        (["--model", "gemma4", "--window"], "--window: window is stated by --model"),
+        (["--model", "gemma4", "--explain"], "--explain needs one call: leave out --model"),
+        (["--model", "bloom"], "none of whose attention calls the rules can be asked for"),
         (["--flashinfer", "latest"], "'latest' is no version by PEP 440"),
         (["--against", "x"], "'x' is no version by PEP 440"),
         (

@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelproof.impl.targets.capability import CHIPS, capability_name, parse_capability
+from kernelproof.impl.targets.capability import (
+    CHIPS,
+    NAMES,
+    capability_name,
+    parse_capability,
+)
 
 
 @given(st.sampled_from(sorted(CHIPS)), st.sampled_from(["", "a", "f"]))
@@ -58,6 +63,25 @@ def test_what_is_no_spelling_is_refused(value: object) -> None:
 def test_a_chip_that_no_rule_knows_is_read() -> None:
     assert parse_capability("sm_130a") == 130
     assert 130 not in CHIPS
+
+
+def test_a_chip_is_known_by_the_names_of_its_gpus() -> None:
+    assert NAMES.keys() == CHIPS.keys()
+    for sm, names in NAMES.items():
+        for name in names:
+            spelt = (name, name.lower().replace(" ", "-"), f"NVIDIA {name}", name.replace(" ", "_"))
+            assert {parse_capability(each) for each in spelt} == {sm}
+    known = {"GB300": 103, "b200": 100, "H100": 90, "H200": 90, "A100": 80, "L4": 89, "L40S": 89,
+             "RTX PRO 6000": 120, "DGX Spark": 121, "Jetson AGX Thor": 110,
+             "GeForce RTX 4090": 89}  # fmt: skip
+    assert {name: parse_capability(name) for name in known} == known
+
+
+@pytest.mark.parametrize(("name", "meant"), [("gb30", "GB300"), ("H1000", "H100"),
+                                             ("RTX 6000", "RTX 6000 Ada")])  # fmt: skip
+def test_a_name_that_no_chip_has_is_answered_with_those_like_it(name: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=f"'{name}' is not .*did you mean {meant}"):
+        parse_capability(name)
 
 
 def test_names() -> None:

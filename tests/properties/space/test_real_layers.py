@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from kernelproof.fixtures import read_real_values
 from kernelproof.impl import Target, find_implementation
 from kernelproof.impl.targets.refusal import Refusal
 from kernelproof.properties.space.axes import Axes, all_axes, example, narrow
@@ -22,7 +23,6 @@ from kernelproof.properties.space.real_values import (
     MANY,
     experts_of,
     layers_of,
-    read_table,
     router_of,
 )
 from kernelproof.properties.space.restrictions import Only
@@ -84,7 +84,7 @@ def test_the_table_has_what_is_asked_of_it() -> None:
     assert {(1, 1), (8, 3), (8, 4)} <= groups
     sizes = {layer.sizes for layer in layers_of("moe")}
     assert {(2880, 2880), (2048, 1408), (2688, 1856), (2816, 704)} <= sizes
-    rows = [row for row in read_table() if row["class"] == "moe"]
+    rows = [row for row in read_real_values() if row["class"] == "moe"]
     assert all(row["source"] and row["date"] for row in rows)
     assert len({row["family"] for row in rows}) >= 70
 
