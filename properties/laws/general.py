@@ -31,6 +31,7 @@ from ..verdicts.comparison import (
     worse,
 )
 from ..verdicts.contained import Stop
+from ..verdicts.hints import with_hint
 from ..verdicts.operations import OPERATIONS
 from ..verdicts.rounding import with_rounding
 from ..verdicts.snapshot import Snapshot
@@ -85,13 +86,17 @@ def same_result(
 def as_expected(
     subject: Subject, problem: Computing, result: Result, expected: Bounded, *, exact: bool
 ) -> Verdict:
-    """Check a result against the oracle; where it looks rounded, the verdict says so."""
+    """Check a result against the oracle; the verdict says what explains what is wrong."""
     verdict = against_oracle(result, expected, exact=exact)
-    if not verdict.bad or exact:
+    if not verdict.bad:
         return verdict
     # Afresh: the call may have changed its own inputs.
     inputs = subject.materialise(problem)
-    return with_rounding(verdict, inputs, result, expected, subject.arithmetic_of(inputs))
+    arithmetic = subject.arithmetic_of(inputs)
+    hinted = with_hint(verdict, inputs, result, expected, arithmetic)
+    if hinted is not verdict or exact:
+        return hinted
+    return with_rounding(verdict, inputs, result, expected, arithmetic)
 
 
 def parity(subject: Subject, problem: Computing) -> Verdict:
