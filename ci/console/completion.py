@@ -52,12 +52,3 @@ def chip_names(_context: click.Context, _parameter: click.Parameter, incomplete:
     names = [*map(str, CHIPS), *(name.replace(" ", "-") for name in CHIP_NAMES), "cpu"]
     found = [name for name in names if name.lower().startswith(word.lower())]
     return [f"{before}{comma}{name}" for name in found]
-
-
-def model_families(
-    _context: click.Context, _parameter: click.Parameter, incomplete: str
-) -> list[str]:
-    """Return the families of models with attention that begin with a word."""
-    from ..support.models import model_names
-
-    return among(model_names(), incomplete)

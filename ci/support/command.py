@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..console.completion import chip_names, feature_values, model_families
+from ..console.completion import among, chip_names, feature_values
 from ..console.errors import CONFORMING, INTERRUPTED, NONCONFORMING, UsageRefusedError
 from ..console.help import SectionedCommand
 from ..console.lines import tell
@@ -56,6 +56,15 @@ SECTIONS = {
     "Support rules": ("--rules",),
 }
 """Options by the heading under which help shows them."""
+
+
+def model_families(
+    _context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[str]:
+    """Return the families of models with attention that begin with a word."""
+    from .models import model_names
+
+    return among(model_names(), incomplete)
 
 
 def feature_options(command: Callable[..., int]) -> Callable[..., int]:
