@@ -148,6 +148,16 @@ def _operations(_context: click.Context, _parameter: click.Parameter, incomplete
     is_flag=True,
     help="Check again each time a Python file beside an implementation changes, until Ctrl-C.",
 )
+@law_option(
+    "--reuse/--no-reuse",
+    default=True,
+    help="Do not ask again what passed in the last such check, where nothing has changed since.",
+)
+@law_option(
+    "--failed-first",
+    is_flag=True,
+    help="Begin with the laws that have a case in the folder of --cases, and with its problem.",
+)
 @from_option
 @options(*RUN, *JUDGE)
 def check(

@@ -294,7 +294,7 @@ SECTIONS = {
     ),
     "How hard to look": (
         "--profile", "--minutes", "--seed", "--modules", "--soak", "--costs", "--sanitizer",
-        "--distrust", "--exitfirst", "--watch",
+        "--distrust", "--exitfirst", "--failed-first", "--watch", "--reuse",
     ),
     "Outputs": (
         "--verbose", "--html", "--json", "--junit", "--sarif", "--markdown", "--evidence",

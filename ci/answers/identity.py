@@ -100,7 +100,7 @@ def code_identity(implementations: Iterable[str]) -> dict[str, str]:
     Args:
         implementations: names or MODULE:NAME.
     """
-    found = {"code of kernelproof": f"{__version__} ({_own_code()})"}
+    found = {"code of kernelproof": f"{__version__} ({own_code(ANSWERING)})"}
     for name in implementations:
         module = resolve_name(name).rpartition(":")[0]
         if module.partition(".")[0] == OWN:
@@ -118,8 +118,11 @@ def files_of(name: str) -> list[Path]:
     An import would run the code of the implementation in this process, which a check never does.
     """
     module, _, _ = resolve_name(name).rpartition(":")
-    if module.endswith(".py"):
-        return [Path(module)]
+    return [Path(module)] if module.endswith(".py") else files_of_module(module)
+
+
+def files_of_module(module: str) -> list[Path]:
+    """Return the file of a module, by its dotted name; nothing is imported."""
     top, *rest = module.split(".")
     spec = None
     with suppress(ValueError):  # no name, or a module without a spec, such as __main__
@@ -140,9 +143,10 @@ def _read(file: Path) -> bytes:
         return b""
 
 
-def _own_code() -> str:
+def own_code(folders: Iterable[str]) -> str:
+    """Return a fingerprint of these folders of Kernelproof."""
     root = Path(__file__).resolve().parents[2]
-    files = (path for name in ANSWERING for path in sorted((root / name).rglob("*.*")))
+    files = (path for name in folders for path in sorted((root / name).rglob("*.*")))
     suffixes = (".py", ".toml")
     return digest_of(path.read_bytes() for path in files if path.suffix in suffixes)
 

@@ -246,6 +246,12 @@ class Journal:
                 os.ftruncate(self._file, offset)
                 os.pwrite(self._file, data, offset)
 
+    def move(self, path: Path) -> None:
+        """Move the file of a run that has reached its end, for another that is asked the same."""
+        if self._file is not None and self._started:
+            self._path.replace(path)
+            self._started = False
+
     def remove(self) -> None:
         """Remove the file of a run that has reached its end: there is nothing to go on with."""
         if self._file is not None and self._started:

@@ -130,6 +130,7 @@ def check(
     laws: Sequence[str] = (),
     minutes: float | None = None,
     allow_incomplete: bool = False,
+    reuse: bool = True,
     **claims: Any,  # noqa: ANN401  those of implementation
 ) -> Report:
     """Check an implementation against the laws, from a test or a notebook.
@@ -149,6 +150,8 @@ def check(
         laws: names of laws to run; all of the operation if empty.
         minutes: most minutes of the run; as for the command if None.
         allow_incomplete: whether too little that was judged is no failure.
+        reuse: whether what passed in the last such check is not asked again, where nothing has
+            changed since.
         claims: options of ``implementation`` for a plain function, such as ``supports=``.
 
     What MODULE:NAME stands for is imported in another process: where that fails, the verdict is
@@ -171,9 +174,10 @@ def check(
     _refuse("profile", profile, PROFILES)
     _refuse("device", device, DEVICES.choices)
     _check_numbers(seed, minutes)
-    if not isinstance(allow_incomplete, bool):
-        message = f"allow_incomplete is {allow_incomplete!r}; it must be True or False"
-        raise ValueError(message)
+    for name, value in (("allow_incomplete", allow_incomplete), ("reuse", reuse)):
+        if not isinstance(value, bool):
+            message = f"{name} is {value!r}; it must be True or False"
+            raise ValueError(message)
     _check_laws(laws, _operation_of(fn, operation))
     try:
         reference, plain = _found(fn, operation, claims)
@@ -193,6 +197,7 @@ def check(
             operation=plain,
             minutes=minutes,
             allow_incomplete=allow_incomplete,
+            reuse=reuse,
             called=True,
         )
         summary = _judged(request)

@@ -19,8 +19,10 @@ from hypothesis.database import ExampleDatabase
 from ...fixtures.suggestions import did_you_mean
 from ...impl import OPERATIONS, UnsupportedError
 from ...impl.protocol import EVERY_RULE
+from ...impl.registry import resolve_name
 from ...impl.targets.registrations import Registration
 from ...properties.findings.cases import CaseWriter
+from ...properties.findings.corpus import Case, failed_before
 from ...properties.findings.expectations import read_expectations
 from ...properties.findings.ledger import Ledger, LedgerError
 from ...properties.findings.report import SUITE_FAILED, RunReport
@@ -88,6 +90,8 @@ class Request:
     exit_first: bool = False
     deck: bool = True
     annotations: bool = False
+    reuse: bool = False
+    failed_first: bool = False
     called: bool = False
     """Whether a program asks, which gets the summary instead of a print, and keeps its signals."""
 
@@ -175,9 +179,14 @@ def _started(request: Request, plan: Plan) -> Iterator[Run | Fleet]:
         with fleet_at(request.ray, plan, request.cases, resume=request.resume) as fleet:
             yield fleet
         return
-    with kept_laws(request.cases, plan, resume=request.resume) as (plan_here, kept):
+    with kept_laws(request.cases, plan, resume=request.resume, reuse=request.reuse) as (
+        plan_here,
+        kept,
+    ):
         run = _start(plan_here, kept)
         yield run
+        if not (request.gate or request.resume):  # what the run before has read is not known
+            kept.pass_on(request.cases, plan, run)
         kept.end(run.report.ended or run.report.lost or run.report.failure)
 
 
@@ -190,8 +199,11 @@ def _plan(request: Request, ledger: Ledger) -> Plan:
     check_implementations(request.implementations)
     only = only_of(request.only)
     profile = PROFILES[request.profile]
+    names = list(dict.fromkeys(request.implementations))
+    failed = _failed(request, names)
+    names.sort(key=lambda name: not any(case.is_of(resolve_name(name)) for case in failed))
     return Plan(
-        list(dict.fromkeys(request.implementations)),
+        names,
         asked_for(profile, modules=request.modules, soak=request.soak),
         operation=request.operation,
         device=request.device,
@@ -211,7 +223,19 @@ def _plan(request: Request, ledger: Ledger) -> Plan:
         seconds=60 * (request.minutes or MINUTES.get((profile.name, request.device), math.inf)),
         builds=read_builds(request.cases),
         exit_first=request.exit_first,
+        failed=failed,
     )
+
+
+def _failed(request: Request, names: Sequence[str]) -> tuple[Case, ...]:
+    """Return the cases of what failed last time, where that is asked for."""
+    if not request.failed_first:
+        return ()
+    try:
+        return failed_before(request.cases, [resolve_name(name) for name in names])
+    except LedgerError as error:
+        message = f"--failed-first: {error}"
+        raise UsageRefusedError(message) from error
 
 
 def _costs(request: Request) -> dict[str, Cost]:

@@ -11,7 +11,7 @@ from typing import Any
 from ...impl import UnsupportedError
 from ...properties.findings.report import LawReport
 from ...properties.search.candidate import Candidate
-from ...properties.search.engine import Kept
+from ...properties.search.engine import Kept, Run
 from ...properties.search.plan import Learned, Plan
 from ...properties.space.profiles import Cost
 from ..answers.identity import journal_path, machine_identity, plan_identity, with_seed
@@ -19,24 +19,31 @@ from ..answers.journal import Journal, JournalError
 from ..answers.records import from_data, to_data
 from ..console.errors import MachineError
 from ..console.lines import note
-
-COSTS = {"costs": ""}
-"""The question of which cost classes implementations have: what is drawn depends on it."""
+from .reusing import COSTS, Passed, can_be_reused, keep_passed, passed_before
 
 
 @contextmanager
-def kept_laws(cases: Path, plan: Plan, *, resume: bool) -> Iterator[tuple[Plan, KeptLaws]]:
+def kept_laws(
+    cases: Path, plan: Plan, *, resume: bool, reuse: bool = False
+) -> Iterator[tuple[Plan, KeptLaws]]:
     """Open the journal of a run; yield the plan that goes on from it, and what laws have found.
 
     Without ``resume``, a run that cannot use its journal keeps nothing.
+
+    Args:
+        cases: the folder of the run's cases.
+        plan: the plan of the run.
+        resume: go on with the answers of a run that did not reach its end.
+        reuse: take what passed in a run that did, where all that it depends on is equal.
 
     Raises:
         JournalError: the run before was of other code, or its journal cannot be read.
         MachineError: the device is not there, or the journal that is asked for cannot be written.
     """
     with _started(cases, plan, resume=resume) as journal:
-        costs = journal.recall(COSTS, from_data) or {}
-        yield replace(with_seed(plan, journal), costs={**costs, **plan.costs}), KeptLaws(journal)
+        passed = passed_before(cases, plan, reuse=reuse and not resume)
+        costs = {**passed.costs, **(journal.recall(COSTS, from_data) or {}), **plan.costs}
+        yield replace(with_seed(plan, journal), costs=costs), KeptLaws(journal, passed)
 
 
 def _started(cases: Path, plan: Plan, *, resume: bool) -> Journal:
@@ -64,16 +71,21 @@ class KeptLaws(Kept):
 
     Args:
         journal: the journal of the run.
+        passed: what passed in a run before that reached its end.
     """
 
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
+    def __init__(self, journal: Journal, passed: Passed) -> None:
+        self._journal, self._passed, self.whole = journal, passed, passed.whole
 
     def recall(self, candidate: Candidate, law: str) -> LawReport | None:
         """Return what a law found in the run before; see ``Kept.recall``."""
-        answer = self._journal.recall(_question(candidate, law), from_data)
+        question = _question(candidate, law)
+        answer = self._journal.recall(question, from_data)
         if answer is None:
-            return None
+            known = self._passed.recall(candidate.address.reference, question)
+            if known is not None:
+                self._keep(question, {"law": known, "learned": Learned()})
+            return known
         learned: Learned = answer["learned"]
         # Each answer has all that was learned until then: the most is the latest.
         if len(learned.smallest) + len(learned.deadly) >= _count(candidate):
@@ -92,6 +104,17 @@ class KeptLaws(Kept):
             done = tuple(each for each in candidate.deadly if each.shrunk)
             learned = Learned(tuple(candidate.smallest), done)
             self._keep(_question(candidate, found.law), {"law": found, "learned": learned})
+
+    def pass_on(self, cases: Path, plan: Plan, run: Run) -> None:
+        """Keep what passed in a run, unless something ended it early or nothing was asked."""
+        report = run.report
+        if (
+            run.asked
+            and can_be_reused(plan)
+            and not (report.ended or report.lost or report.failure)
+        ):
+            self._passed.keep(self._journal)
+            keep_passed(cases, plan, self._journal, run, self._passed.around)
 
     def end(self, ended: str) -> None:
         """Remove the journal of a run that nothing ended early."""

@@ -9,7 +9,7 @@ from ...properties.findings.cases import versions
 from ...properties.findings.causes import causes_of
 from ...properties.findings.report import RATIO_EDGES
 from .shape import SCHEMA
-from .summary import Summary, known_findings, rejected, seconds, state
+from .summary import Summary, known_findings, rejected, reused, seconds, state
 
 
 def to_json(summary: Summary) -> dict[str, Any]:
@@ -33,6 +33,7 @@ def to_json(summary: Summary) -> dict[str, Any]:
         "seconds": round(report.seconds, 3),
         "build_seconds": round(sum(each.build_seconds for each in report.implementations), 3),
         "run_seconds": round(sum(map(seconds, report.implementations)), 3),
+        "reused": reused(report),
         "findings": [
             {
                 **cause.to_json(),

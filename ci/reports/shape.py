@@ -108,6 +108,15 @@ class Law(TypedDict):
     ended: Literal["", "time", "stopped", "idle", "rare", "room"]
     error: str
     verdict: str
+    reused: str
+
+
+class Reused(TypedDict):
+    """Laws whose results are those of an earlier check, of how many, and the oldest date."""
+
+    laws: int
+    of: int
+    since: str
 
 
 class Axis(TypedDict):
@@ -225,6 +234,7 @@ class _Report(TypedDict):
     seconds: float
     build_seconds: float
     run_seconds: float
+    reused: Reused
     findings: list[Finding]
     known: list[Known]
     implementations: list[Implementation]

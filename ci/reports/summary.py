@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from typing import Any
 
 from ...impl.features import INTERPRETED
 from ...impl.gpu.interpreted import CAVEATS, NOTE
@@ -108,10 +109,19 @@ def summarise(
         code = CONFORMING
     count = count_of(report.judged, "problem")
     sentence = f"{WORDS[verdict]}: {why}; {count} judged in {report.seconds:.1f} s"
+    if (earlier := reused(report))["laws"]:
+        sentence += f"; laws: {earlier['laws']} of {earlier['of']} reused from {earlier['since']}"
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return Summary(
         report, ledger, verdict, code, sentence, command, laws, failure, date, tuple(lost)
     )
+
+
+def reused(report: RunReport) -> dict[str, Any]:
+    """Return how many laws were not asked again, of how many, and since when they are known."""
+    laws = [law for each in report.implementations for law in each.laws]
+    dates = [law.reused for law in laws if law.reused]
+    return {"laws": len(dates), "of": len(laws), "since": min(dates, default="")}
 
 
 def _exit_of(report: RunReport, *, gate: bool, failure: str) -> tuple[int, str]:

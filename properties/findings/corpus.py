@@ -121,6 +121,21 @@ def read_corpus(folder: Path) -> tuple[Case, ...]:
     return tuple(map(load_case, files))
 
 
+def failed_before(folder: Path, references: Sequence[str]) -> tuple[Case, ...]:
+    """Return the newest case of each law and implementation in the folder of a run's cases.
+
+    Args:
+        folder: the folder, which need not exist.
+        references: implementations as MODULE:NAME.
+
+    Raises:
+        LedgerError: the folder or a case cannot be read.
+    """
+    cases = [case for case in read_corpus(folder) if any(map(case.is_of, references))]
+    newest = sorted(cases, key=lambda case: case.path.stat().st_mtime)
+    return tuple({(case.law, case.reference): case for case in newest}.values())
+
+
 def open_corpus(
     ledger: Ledger,
     *,

@@ -177,6 +177,7 @@ class LawReport:
             each was, or the run asks for none.
         interpreted: Triton's interpreter ran kernels of it.
         of_deck: number of the judged problems that came from the deck, not from the law's draws.
+        reused: date of the run that judged it where this one did not ask again.
     """
 
     law: str
@@ -202,6 +203,7 @@ class LawReport:
     without_room: dict[str, Problem] = field(default_factory=dict)
     too_large: set[str] = field(default_factory=set)
     of_deck: int = 0
+    reused: str = ""
     kernels: KernelRuns = field(default_factory=KernelRuns)
 
     def to_json(self) -> dict[str, Any]:
@@ -221,6 +223,7 @@ class LawReport:
             "ended": self.ended,
             "error": self.error or self.lost,
             "verdict": self.verdict,
+            "reused": self.reused,
         }
 
     @property

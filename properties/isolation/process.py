@@ -25,6 +25,7 @@ from .kernel_kills import kills
 from .leftovers import is_helper
 from .memory_use import MemoryUse, left_of, peak_of
 from .outcome import CLOSED, KILLED_FOR_MEMORY, Outcome, Status, describe_exit
+from .reads import PROGRAM, Read, parsed
 from .spawning import ForkServer, ProcessGroup, start_group
 from .stage_clock import StageClock
 from .stages import (
@@ -99,6 +100,8 @@ class WorkerProcess:
         """Command lines of processes that the code under test has left; known after ``end``."""
         self.tenants: set[object] = set()
         """Owners of the code that has run in it, see ``workers.TENANT``."""
+        self.read: set[Read] = set()
+        """What it has read in requests that it has answered; programs in the last one only."""
         self._busy = self._cut_off = False
         self._ready = False
         self._requests = 0
@@ -233,6 +236,8 @@ class WorkerProcess:
             self._busy = bool(self._unanswered)
             result, end = reply.get("result"), reply.get("printed")
             if isinstance(result, dict):
+                before = {each for each in self.read if each.kind != PROGRAM}
+                self.read = before | parsed(reply.get("read"))
                 left = left_of(reply.get("memory"), self._limit)
                 return self._outcome("done", seconds, result=result, end=end, left=left)
             kind, detail = reply.get("raised", "TypeError"), reply.get("traceback", _NO_OBJECT)

@@ -27,6 +27,7 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from . import reads
 from .memory_use import KEPT_BYTES
 from .stages import LINK, SPECIALISE, Board, FrameReader, WorkerOptions, frame
 
@@ -127,6 +128,7 @@ def _serve(options: WorkerOptions) -> None:
         connection.sendall(frame({"unable": traceback.format_exc()}))
         return
     connection.sendall(frame({"ready": process}))
+    reads.watch()
     requests = FrameReader(connection, links=True)
     while (request := requests.read()) is not None:
         link = requests.links.popleft() if request.get(LINK) else None
@@ -152,7 +154,10 @@ def _answer(
         payload = request["payload"] if link is None else {**request["payload"], LINK: link}
         result = handler(payload, monitor)
         answer = {"id": number, "result": result, "printed": _printed(output)}
-        return frame({**answer, "memory": monitor.memory} if monitor.memory[1] else answer)
+        read = {"read": new} if (new := reads.taken()) else {}
+        return frame(
+            {**answer, **read, **({"memory": monitor.memory} if monitor.memory[1] else {})}
+        )
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - no other exception may end the worker

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 from .leftovers import Left, Leftovers
 from .outcome import Outcome
 from .process import Recipe, WorkerProcess
+from .reads import Read
 from .stages import Deadlines
 
 if TYPE_CHECKING:
@@ -78,9 +79,9 @@ _EXCUSES: Final = ("starved", "memory")  # what it says of that for itself
 class Worker:
     """One process at a time that answers requests. A pool lends it to one thread at a time."""
 
-    def __init__(self, supply: _Supply) -> None:
+    def __init__(self, supply: _Supply, *, started: bool) -> None:
         self._supply = supply
-        self._process: WorkerProcess | None = supply.start()
+        self._process: WorkerProcess | None = supply.start() if started else None
         self._asked: deque[tuple[Mapping[str, object], Deadlines]] = deque()
         self._second: WorkerProcess | None = None  # see SECOND
         self._sent = 0  # of the process's requests, those without an answer
@@ -269,6 +270,8 @@ class Worker:
         """Wait for the answer to the oldest request that was sent."""
         assert self._process is not None  # noqa: S101  it was sent to one
         outcome = self._process.answer()
+        if tenant := payload.get(TENANT):
+            self._supply.read.setdefault(tenant, set()).update(self._process.read)
         if payload.get(SECOND):
             outcome = self._of_both(outcome)
         if self.shared_with_others(payload.get(TENANT)):
@@ -329,6 +332,7 @@ class WorkerPool:
     executable: the interpreter, by default this process's; another needs its own `sys_path`.
     forks: let the processes be forks of one that has imported `preload` (Linux, without `under`):
         a process starts in hundredths of a second then, and not in the time that torch takes.
+    started: whether processes start before they are asked.
 
     The processes start at once and in the background; the first request waits for its own.
     """
@@ -346,6 +350,7 @@ class WorkerPool:
         under: Sequence[str] = (),
         executable: str = sys.executable,
         forks: bool = True,
+        started: bool = True,
     ) -> None:
         if not all(handler.partition(":")):
             msg = f"handler must be 'module:function', not {handler!r}"
@@ -370,7 +375,7 @@ class WorkerPool:
         self._freed = threading.Condition()
         self._owner = os.getpid()
         atexit.register(self.close)
-        self._workers = [Worker(self._supply) for _ in range(size)]
+        self._workers = [Worker(self._supply, started=started) for _ in range(size)]
         self._idle = [*self._workers]
         self._line: list[object] = []
 
@@ -394,6 +399,10 @@ class WorkerPool:
             owner: None for what is left of which it is not known whose it is.
         """
         return self._supply.leftovers.of(owner)
+
+    def read(self, owner: str) -> set[Read]:
+        """Return what processes had read in which an owner's code ran, that of others included."""
+        return set(self._supply.read.get(owner, ()))
 
     @contextmanager
     def lease(self, owner: str = "", patience: float = 0.0) -> Iterator[Worker]:
@@ -470,6 +479,7 @@ class _Supply:
         self.replaced = 0
         self.recipe = recipe
         self.leftovers = Leftovers()
+        self.read: dict[object, set[Read]] = {}
         self._wants_standby = standby
         self._standby: WorkerProcess | None = None
         self._processes: set[WorkerProcess] = set()

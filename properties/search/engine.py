@@ -14,6 +14,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 
 from ...impl import Target
 from ...impl.registry import resolve_name
@@ -32,6 +33,7 @@ from ..findings.report import (
 )
 from ..isolation.gpus import processes_for, visible_devices
 from ..isolation.machine import cores
+from ..isolation.reads import Read
 from ..isolation.workers import Worker
 from ..laws import Law
 from ..space.drawers import drawers_for
@@ -141,7 +143,12 @@ class Kept:
     """What a run keeps for one that goes on from it, and has of the run before: here, nothing.
 
     The methods are called in the thread that takes answers.
+
+    Attributes:
+        whole: reports of implementations of which nothing is asked again, by the names in the plan.
     """
+
+    whole: Mapping[str, ImplementationReport] = MappingProxyType({})
 
     def recall(self, candidate: Candidate, law: str) -> LawReport | None:
         """Return what a law found in the run before; the candidate learns what it left to others.
@@ -208,7 +215,8 @@ class Run:
         self._examined: list[Examined] = []
         self._without_room: list[tuple[Prepared, LawReport]] = []
         self._below_floor: list[tuple[Prepared, LawReport]] = []
-        count, self._jobs = len(plan.implementations), plan.jobs or usual_jobs(plan.device)
+        count = sum(name not in self._kept.whole for name in plan.implementations)
+        self._jobs = plan.jobs or usual_jobs(plan.device)
         self._builder = Builder(count, claimed)
         modules = ModulePlan(
             count,
@@ -218,6 +226,8 @@ class Run:
             complete=lambda: self.progress.planned(self.report.implementations, modules.chosen),
         )
         names = Names()
+        for report in self._kept.whole.values():
+            names.tell(report.name, report.reference)
         self._setting = Setting(
             plan,
             self.target,
@@ -230,7 +240,7 @@ class Run:
         )
         # Each worker costs seconds to start: none more than there are laws to run.
         size = min(self._jobs, count * len(plan.laws) or self._jobs)
-        self._pool = open_pool(plan.device, size=size, tool=plan.sanitizer)
+        self._pool = open_pool(plan.device, size=size, tool=plan.sanitizer, started=count > 0)
         self._scheduler = Scheduler(
             self._pool, self._jobs, self.ending, beside=count, close=self._builder.close
         )
@@ -253,10 +263,22 @@ class Run:
         """The cost class of each implementation that was prepared, by its name."""
         return {name: candidate.cost for name, candidate in self.candidates.items()}
 
+    @property
+    def asked(self) -> list[ImplementationReport]:
+        """Reports of the implementations that were asked about, not those that were known."""
+        return [each.report for each in self._examined]
+
+    def read(self, report: ImplementationReport) -> set[Read]:
+        """Return what the processes have read that an implementation's code ran in."""
+        return self._pool.read(report.reference)
+
     def execute(self) -> RunReport:
         """Run everything, and report what was learned even if the run ends early."""
         start, run = time.monotonic(), self.report
         for name in self.plan.implementations:
+            if name in self._kept.whole:
+                run.implementations.append(self._kept.whole[name])
+                continue
             examined = Examined(ImplementationReport(name, resolve_name(name)))
             self._examined.append(examined)
             run.implementations.append(examined.report)
@@ -275,8 +297,8 @@ class Run:
                 self._complete(examined)
             self._drawers.close()
         tell_apart(run.implementations)
-        for report in run.implementations:
-            report.left = self._pool.left(report.reference)
+        for examined in self._examined:
+            examined.report.left = self._pool.left(examined.report.reference)
         run.left = self._pool.left(None)
         return run
 
@@ -355,6 +377,7 @@ class Run:
         if part is not None:
             candidate.smallest += part.learned.smallest
             candidate.deadly += part.learned.deadly
+        candidate.smallest += [case.problem for case in self._failed(report)]
         if part is None or part.replays:
             stored = self._stored(report).each()
         prepared = self._prepared(examined, candidate, stored)
@@ -469,6 +492,10 @@ class Run:
             return
         left = [law for law in prepared.laws if law.name not in prepared.asked]
         entries = self._deck_of(prepared.candidate, left)
+        failed = {case.law for case in self._failed(prepared.report)}
+        for law in left:
+            if law.name in failed:
+                self._ask_law(prepared, law, REPLAY_RANK)
         # Every nth entry for each of n workers: all of them begin with the cheapest.
         parts = min(self._jobs, -(-len(entries) // LEAST_DEALT))
         ended: list[Dealt] = []
@@ -520,6 +547,10 @@ class Run:
                 self._ask_law(prepared, law, REPLAY_RANK, suspect=suspect)
         if len(ended) == parts:
             self._ask_laws(prepared)
+
+    def _failed(self, report: ImplementationReport) -> list[Case]:
+        """Return the cases of an implementation whose laws are to begin."""
+        return cases_of(report.reference, self.plan.failed, ())
 
     # The search under each law
 

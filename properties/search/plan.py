@@ -89,6 +89,7 @@ class Plan:
         seconds: the seconds of the whole run, after which no law begins and those under way end.
         builds: minutes of one core that libraries took to build in earlier runs, by their names.
         part: the part of the laws that this run has; all if None.
+        failed: cases of laws that are to begin, each with the problem of its case.
     """
 
     implementations: Sequence[str]
@@ -116,6 +117,7 @@ class Plan:
     seconds: float = math.inf
     builds: Mapping[str, float] = field(default_factory=dict)
     part: Part | None = None
+    failed: Sequence[Case] = ()
 
 
 def is_thorough(plan: Plan) -> bool:

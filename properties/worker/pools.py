@@ -23,6 +23,7 @@ def open_pool(
     tool: str = "",
     sys_path: Sequence[str] | None = None,
     executable: str = sys.executable,
+    started: bool = True,
 ) -> WorkerPool:
     """Start workers for a device.
 
@@ -36,6 +37,7 @@ def open_pool(
             empty.
         sys_path: where they find modules; as this process does if None.
         executable: their interpreter, this process's unless there is another, with a ``sys_path``.
+        started: whether they start before they are asked.
 
     Raises:
         SanitizerMissingError: it is not installed.
@@ -54,6 +56,7 @@ def open_pool(
         under=sanitizer.command(tool) if tool else (),
         sys_path=sys_path,
         executable=executable,
+        started=started,
         forks=device == "cpu",
         # CUDA reserves address space by the terabyte.
         memory_limit=worker_limit(DEFAULT_MEMORY_LIMIT) if device == "cpu" else None,
