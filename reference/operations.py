@@ -53,8 +53,8 @@ def _always(arithmetic: Arithmetic) -> bool:
 
 
 def _differences(arithmetic: Arithmetic) -> bool:
-    """Whether exponentials are taken of differences, so that those of equal logits are 1."""
-    return arithmetic.exponent == "difference"
+    """Whether logits keep all bits, and exponentials of equal ones are 1: of differences."""
+    return arithmetic.exponent == "difference" and arithmetic.logits is None
 
 
 def _wide_intermediates(arithmetic: Arithmetic) -> bool:

@@ -121,7 +121,8 @@ def well_formed(subject: Subject, problem: Computing) -> Verdict:
         return verdict
     # An lse of -inf is the answer of a row that sees no key.
     finite = torch.where(lse.isneginf(), 0.0, lse)
-    return _well_formed("lse", finite, wanted["lse"][0], (torch.float32, torch.float64))
+    dtypes = (torch.float32, torch.float64, subject.lse_dtype(inputs))
+    return _well_formed("lse", finite, wanted["lse"][0], tuple(dict.fromkeys(dtypes)))
 
 
 def _well_formed(

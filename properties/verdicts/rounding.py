@@ -104,6 +104,7 @@ def _undeclared(inputs: Any, arithmetic: Arithmetic) -> Iterator[dict[str, Any]]
         {"partial_outputs": True},
         {"products": "inputs"},
         {"dequantized": "inputs"},
+        {"logits": narrow},
         {"probabilities": narrow, "partial_outputs": True},
         {"projections": narrow, "intermediate": narrow},
         {"projections": narrow, "intermediate": narrow, "partial_outputs": True},

@@ -134,6 +134,13 @@ class Subject:
         # Kernels of attention differ by the channels of V; other calls have none.
         return self.implementation.arithmetic_of(getattr(call, "head_dim_vo", 0))
 
+    def lse_dtype(self, inputs: Inputs) -> torch.dtype:
+        """Return the dtype in which the implementation gives the LSE of a call."""
+        q = getattr(inputs, "q", None)  # a merge has none
+        name = None if q is None else self.arithmetic_of(inputs).rounded("lse", q.dtype)
+        found: torch.dtype = getattr(torch, name or "float32")
+        return found
+
     def materialise(self, problem: Problem, **options: Any) -> Any:  # noqa: ANN401  any record
         """Make a problem's tensors on the device.
 
@@ -392,8 +399,9 @@ class Subject:
         """Return a record whose outputs are buffers of ``fill`` between canaries, and these."""
         self.buffers, self._gaps = {}, []
         views: dict[str, torch.Tensor] = {}
-        for name, (size, dtype, device) in OPERATIONS[operation_of(inputs)].outputs(inputs).items():
+        for name, (size, usual, device) in OPERATIONS[operation_of(inputs)].outputs(inputs).items():
             count = int(torch.Size(size).numel())
+            dtype = self.lse_dtype(inputs) if name == "lse" else usual
             if name == "lse" and self._lse_layout:
                 views[name] = self._lse_buffer(size, dtype, device).fill_(fill)
                 continue

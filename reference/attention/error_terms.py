@@ -95,6 +95,13 @@ with a failure probability below 2 exp(-LAMBDA^2 / 2): Higham & Mary, SIAM J. Sc
 14. A bias b_j of the logits is one more addend. Before it is added, the logit may be |s_j| + |b_j|
     large; it is changed to base 2 and added by itself. So |s_j| + |b_j| takes the place of |s_j| in
     1. and 6., and BIAS u |b_j| is added to d_j. A bias is an input: it is not rounded.
+
+15. Where the product of a query and a key is stored in a format of roundoff r
+    (``Arithmetic.logits``), before it is scaled or after, r |s_j| + floor max(1, |scale|) is added
+    to d_j, with the s_j before a soft cap, whose slope is at most 1. A sink that is rounded first
+    (``Arithmetic.sinks``) is off by what it loses, which is known. An lse that is stored in such a
+    format (``Arithmetic.lse``) has (1 + r) times its bound, and r |lse| + floor more. There is no
+    term for overflow, as in 8.
 """
 
 from __future__ import annotations
@@ -171,6 +178,9 @@ class Roundings(NamedTuple):
     tanh_absolute: float = 0.0  # error of the soft cap's tanh beside the relative one
     of_products: ProductRoundings = ProductRoundings()
     largest_code: float = 0.0  # that rounded probabilities multiply in the place of V; 0: none
+    logits: str | None = None  # format in which they are stored; None: not rounded
+    sinks: str | None = None
+    lse: str | None = None
 
     @classmethod
     def of(
@@ -206,6 +216,7 @@ class Roundings(NamedTuple):
                 zero_points=cache is not None and cache.zero_point,
             ),
             cache.largest_code if cache is not None and on_products else 0.0,
+            *(arithmetic.rounded(name, value_dtype) for name in ("logits", "sinks", "lse")),
         )
 
     def parts(self, keys: int) -> float:
@@ -318,7 +329,18 @@ def block_bounds(
     out_bound = _rounded_output(error, out_size, options, roundings)
     lse_bound = torch.add(lse_sums, lse_moved + by_products.lse).add_(largest, alpha=LSE * u)
     lse_bound.add_(lse.abs(), alpha=LSE * u + UNIT_ROUNDOFF["float32"])
-    return out_bound.masked_fill_(sees_nothing, 0.0), lse_bound.masked_fill_(sees_nothing, 0.0)
+    return (
+        out_bound.masked_fill_(sees_nothing, 0.0),
+        _stored(lse_bound, lse, roundings.lse).masked_fill_(sees_nothing, 0.0),
+    )
+
+
+def _stored(bound: torch.Tensor, values: torch.Tensor, dtype: str | None) -> torch.Tensor:
+    """Return the bound on values that are stored in a format; None: no other than before."""
+    if dtype is None:
+        return bound
+    r = UNIT_ROUNDOFF[dtype]
+    return bound.mul_(1 + r).add_(values.abs(), alpha=r).add_(SMALLEST_SUBNORMAL[dtype] / 2)
 
 
 def _cut_off(
@@ -419,6 +441,10 @@ def _logit_errors(
         if roundings.tanh:
             absolute += sizes.mul_(roundings.tanh)
     absolute += of_products
+    if stored := roundings.logits:
+        before = (weights.q @ weights.k.transpose(-1, -2)).abs_().mul_(abs(scale))
+        floor = SMALLEST_SUBNORMAL[stored] / 2 * max(1.0, abs(scale))
+        absolute += before.mul_(UNIT_ROUNDOFF[stored]).add_(floor)
     if weights.slopes is not None:
         absolute += ALIBI * u * weights.farthest
     if weights.bias is not None:
@@ -433,6 +459,9 @@ def _logit_errors(
         sink_share = 1 - weights.probabilities.sum(dim=-1, keepdim=True)
         of_sink = u * (LOGIT * (weights.sinks.abs() + largest) + EXP)
         of_sink = of_sink + (LOGIT + ALIBI) * u * weights.farthest
+        if roundings.sinks:
+            rounded = weights.sinks.to(getattr(torch, roundings.sinks)).to(weights.sinks)
+            of_sink = of_sink + (rounded - weights.sinks).abs_()
         sink_error = torch.expm1(of_sink.clamp(max=LARGEST_LOGIT_ERROR))
         mean = mean + sink_share * sink_error
         square = square + sink_share * sink_error.square()

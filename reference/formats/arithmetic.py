@@ -41,6 +41,7 @@ FORMATS: dict[str, tuple[str | None, ...]] = {
     "projections": (None, "inputs", *UNIT_ROUNDOFF),
     "intermediate": (None, "inputs", *UNIT_ROUNDOFF, *BLOCK_FORMATS),
     "combine": (None, "inputs", *UNIT_ROUNDOFF),
+    **dict.fromkeys(("logits", "sinks", "lse"), (None, "inputs", "float16", "bfloat16")),
 }
 """Values of each field of ``Arithmetic`` that names a format."""
 CHOICES: dict[str, tuple[str | None, ...]] = {
@@ -110,6 +111,13 @@ class Arithmetic:
         sigmoid: the sigmoid of routers and activations: ``"exponential"``, 1 / (1 + exp(-x)), or
             ``"tanh"``, (1 + tanh(x / 2)) / 2, which for negative x has a small absolute error only
             (FlashInfer's routing kernels).
+        logits: format in which attention's product of queries and keys is stored, once, before a
+            soft cap, a bias or the softmax (a matmul in 16 bits); ``"inputs"`` means the queries'
+            dtype; None: it stays in ``accumulate``. Then the exact grid is held to the bound.
+        sinks: format to which attention's sinks are rounded before they count; ``"inputs"`` means
+            the queries' dtype; None: they stay in float32.
+        lse: format in which attention's LSE is stored and returned, ``"inputs"``: the queries'
+            dtype; None: float32.
 
     Raises:
         ValueError: a format that has no unit roundoff in ``UNIT_ROUNDOFF``, or another choice.
@@ -131,6 +139,9 @@ class Arithmetic:
     products: str = "accumulate"
     dequantized: str = "accumulate"
     row_scales: str = "operands"
+    logits: str | None = None
+    sinks: str | None = None
+    lse: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse formats that no bound is known for."""
@@ -162,7 +173,17 @@ class Arithmetic:
 
     def probabilities_format(self, value_dtype: torch.dtype) -> str | None:
         """Resolve ``"inputs"`` against the dtype of V; None where nothing is rounded."""
-        chosen = dtype_name(value_dtype) if self.probabilities == "inputs" else self.probabilities
+        return self.rounded("probabilities", value_dtype)
+
+    def rounded(self, field: str, inputs: torch.dtype) -> str | None:
+        """Return the format of a field that is coarser than ``accumulate``; None if it is not.
+
+        Args:
+            field: its name.
+            inputs: what ``"inputs"`` stands for.
+        """
+        value: str | None = getattr(self, field)
+        chosen = dtype_name(inputs) if value == "inputs" else value
         if chosen is None or UNIT_ROUNDOFF[chosen] <= UNIT_ROUNDOFF[self.accumulate]:
             return None
         return chosen

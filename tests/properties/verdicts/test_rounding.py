@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -53,9 +54,14 @@ def naive(inputs: Any, dtype: torch.dtype, *, keys: int = 0) -> tuple[torch.Tens
     return out.to(inputs.out_dtype), torch.logsumexp(logits, -1).T
 
 
-def judged(kernel: Any, problem: AttentionProblem, **claims: Any) -> Verdict:  # noqa: ANN401
+def judged(
+    kernel: Any,  # noqa: ANN401
+    problem: AttentionProblem,
+    law: str = "parity",
+    **claims: Any,  # noqa: ANN401
+) -> Verdict:
     made = implementation("paged_attention", name="mine", **claims)(kernel)
-    return find_law("parity").check(Subject(made, Target(), Anywhere()), problem)
+    return find_law(law).check(Subject(made, Target(), Anywhere()), problem)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -119,3 +125,67 @@ def test_an_intermediate_of_experts_that_is_rounded_is_named(seed: int) -> None:
     verdict = find_law("parity").check(Subject(made, Target(), Anywhere()), problem)
     assert (verdict.status, verdict.kind) == ("FAIL", "numeric")
     assert "Arithmetic(intermediate='inputs') allows it" in verdict.message
+
+
+PEERS = {
+    "logits": Arithmetic(logits="inputs"),
+    "sinks": Arithmetic(sinks="inputs"),
+    "lse": Arithmetic(lse="inputs"),
+}
+"""What peers store in 16 bits."""
+
+
+def stored(
+    inputs: Any,  # noqa: ANN401
+    words: Sequence[str],
+    *,
+    keys: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend to one request, with these in the queries' dtype, and without its first keys."""
+
+    def as_stored(word: str, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(inputs.q.dtype) if word in words else tensor
+
+    order = inputs.metadata.paged_kv_indices.long()
+    k, v = (c[order].flatten(0, 1).float() for c in (inputs.k_cache, inputs.v_cache))
+    length, tokens = int(inputs.metadata.seq_lens[0]), len(inputs.q)
+    group = inputs.q.shape[1] // k.shape[1]
+    k, v = (each[:length].repeat_interleave(group, 1) for each in (k, v))
+    products = torch.einsum("thd,shd->hts", inputs.q.float(), k)
+    logits = as_stored("logits", products).float() * inputs.sm_scale
+    hidden = torch.arange(length) > torch.arange(tokens).unsqueeze(1) + length - tokens
+    logits = logits.masked_fill(hidden, -torch.inf)
+    logits[..., :keys] = -torch.inf
+    sinks = as_stored("sinks", inputs.sinks).float()[:, None, None].expand(-1, tokens, 1)
+    every = torch.cat([logits, sinks], -1)
+    out = torch.einsum("hts,shd->thd", every.softmax(-1)[..., :-1], v)
+    return out.to(inputs.out_dtype), as_stored("lse", every.logsumexp(-1).T)
+
+
+@pytest.mark.parametrize("word", PEERS)
+def test_a_peer_that_stores_16_bits_says_so(word: str) -> None:
+    problems = [replace(PROBLEM, sinks=True, seed=seed) for seed in range(3)]
+
+    def bad(arithmetic: Arithmetic, keys: int = 0) -> bool:
+        def kernel(inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ANN401
+            return stored(inputs, [word], keys=keys)
+
+        return any(
+            judged(kernel, problem, law, arithmetic=arithmetic).bad
+            for problem in problems
+            for law in ("parity", "well_formed")
+        )
+
+    assert bad(Arithmetic())
+    assert not bad(PEERS[word])
+    assert bad(PEERS[word], keys=1)
+
+
+def test_an_lse_of_16_bits_has_a_buffer_of_them() -> None:
+    def writing(inputs: Any) -> None:  # noqa: ANN401
+        assert inputs.lse.dtype == torch.bfloat16
+        for given, made in zip((inputs.out, inputs.lse), stored(inputs, [*PEERS]), strict=True):
+            given.copy_(made)
+
+    said = Arithmetic(logits="inputs", sinks="inputs", lse="inputs")
+    assert not judged(writing, replace(PROBLEM, sinks=True), arithmetic=said, writes_out=True).bad

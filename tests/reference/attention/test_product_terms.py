@@ -57,6 +57,9 @@ def attend(
     multiply: Product = product,
     dequantise: Rounding = unchanged,
     tanh: Rounding = torch.tanh,
+    store: Rounding = unchanged,
+    sink: Rounding = unchanged,
+    lse: Rounding = unchanged,
 ) -> AttentionOutput:
     """Attend to one request, not causal, in float32; a kernel's roundings are arguments."""
     (length,) = inputs.metadata.seq_lens.tolist()
@@ -69,13 +72,16 @@ def attend(
         operand(dequantise(each * scale)).repeat_interleave(group, 1).transpose(0, 1)
         for each, scale in ((keys, inputs.k_scale), (values, inputs.v_scale))
     )
-    logits = multiply(operand(inputs.q.float()).transpose(0, 1), k) * inputs.sm_scale
+    logits = store(multiply(operand(inputs.q.float()).transpose(0, 1), k)) * inputs.sm_scale
     if cap := inputs.logits_soft_cap:
         logits = cap * tanh(logits / cap)
+    if inputs.sinks is not None:  # a key of value 0
+        sinks = sink(inputs.sinks)[:, None, None].expand(-1, logits.shape[1], 1)
+        logits, v = torch.cat([logits, sinks], -1), torch.nn.functional.pad(v, (0, 0, 0, 1))
     weights = (logits - logits.amax(-1, keepdim=True)).exp()
     out = operand(weights) @ operand(v) / weights.sum(-1, keepdim=True)
     return AttentionOutput(
-        out.transpose(0, 1).to(inputs.out_dtype), logits.logsumexp(-1).transpose(0, 1)
+        out.transpose(0, 1).to(inputs.out_dtype), lse(logits.logsumexp(-1).transpose(0, 1))
     )
 
 
@@ -127,6 +133,18 @@ WORDS: dict[str, tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]] = 
             {"dequantise": lambda x, dtype=dtype: x.to(getattr(torch, dtype)).float()},
         )
         for dtype in HALF
+    },
+    **{
+        f"{dtype} {word}": (
+            {field: "inputs"}, [{"dtype": dtype, **more} for more in others],
+            {argument: lambda x, dtype=dtype: x.to(getattr(torch, dtype)).float()},
+        )
+        for dtype in HALF
+        for word, field, argument, others in (
+            ("logits", "logits", "store", [{}, {"logits_soft_cap": 5.0}]),
+            ("sinks", "sinks", "sink", [{"sinks": True}]),
+            ("LSE", "lse", "lse", [{}, {"sinks": True}]),
+        )
     },
     "tanh by a sigmoid": (
         {"tanh": "sigmoid"},
