@@ -16,6 +16,10 @@ from .sources import Names, implementation, missing_file, says, unavailable
 
 WINDOWED = ("kv_indices", "kv_indptr", "page_indices", "page_table")
 """Outputs that depend on a window."""
+MOST_DECODED = 9
+"""Most new tokens of a request that is decoded, its drafts included."""
+NO_COLUMN = "a block table has a column"
+"""Reason against a table without columns."""
 More = Callable[[BatchProblem], str | bool]
 """Says of a problem whether a kernel takes it: True, or why not."""
 
@@ -25,7 +29,8 @@ def _everything(_: BatchProblem) -> str | bool:
 
 
 def _key(problem: BatchProblem) -> Hashable:
-    return problem.page_size, problem.window_left < 0, problem.columns, problem.shape
+    shapes = (problem.columns, problem.shape, problem.max_model_len)
+    return problem.page_size, problem.window_left < 0, *shapes
 
 
 def builder(
@@ -77,6 +82,33 @@ def builder(
         )(built)
 
     return decorate
+
+
+def keeps_tokens(problem: BatchProblem) -> str | bool:
+    """Say that each request with new tokens keeps one, as the target samples one at least."""
+    for step, (news, _) in enumerate(problem.steps):
+        if any(0 < new == out for new, out in zip(news, problem.rejected_in(step), strict=True)):
+            return "a request keeps one of its new tokens"
+    return True
+
+
+def every_request_drafts(problem: BatchProblem) -> str | bool:
+    """Say that each request has new tokens and drafts others."""
+    if not problem.drafts or not all(new for news, _ in problem.steps for new in news):
+        return "each request has a new token, and drafts another"
+    return keeps_tokens(problem)
+
+
+def few_tokens(problem: BatchProblem) -> str | bool:
+    """Say that new tokens are few, as those that are verified."""
+    if any(tokens > MOST_DECODED for new, _ in problem.steps for tokens in new):
+        return f"a decode has at most {MOST_DECODED} new tokens"
+    return True
+
+
+def has_columns(problem: BatchProblem) -> str | bool:
+    """Say that there is room in a block table."""
+    return problem.columns > 0 or NO_COLUMN
 
 
 def scratch(inputs: BatchInputs, output: str, size: int, dtype: torch.dtype) -> torch.Tensor:

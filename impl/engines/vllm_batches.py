@@ -9,7 +9,7 @@ import torch
 from ...reference import BatchProblem
 from ...reference.tensors.preparation import BatchInputs
 from ..gpu.triton_interpreter import scalar_conditions
-from .batches import builder, scratch
+from .batches import NO_COLUMN, builder, few_tokens, scratch
 from .sources import load
 from .vllm_stubs import QUANTISATION, Unused, stubs
 
@@ -18,10 +18,6 @@ TABLES_FILE = "vllm.v1.worker.gpu.block_table"
 RANKS_FILE = "vllm.v1.worker.gpu.cp_utils"
 REQUESTS_FILE = "vllm.v1.attention.ops.metadata"
 FLASHINFER_FILE = "vllm.v1.attention.backends.flashinfer"
-MOST_DECODED = 9
-"""Most new tokens of a request that is decoded, its drafts included."""
-NO_COLUMN = "a block table has a column"
-"""Reason against a table without columns."""
 IMPORTED = (
     "flashinfer",
     "flashinfer.decode",
@@ -121,8 +117,9 @@ def token_to_request(inputs: BatchInputs) -> None:
 
 
 def _is_decode(problem: BatchProblem) -> str | bool:
-    if any(tokens > MOST_DECODED for new, _ in problem.steps for tokens in new):
-        return f"a decode has at most {MOST_DECODED} new tokens"
+    few = few_tokens(problem)
+    if few is not True:
+        return few
     return _has_requests(problem) if problem.columns else NO_COLUMN
 
 

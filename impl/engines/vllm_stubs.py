@@ -151,10 +151,12 @@ def align(
 
 UNUSED: Mapping[str, tuple[str, ...]] = {
     "vllm.distributed": ("get_dcp_group", "get_pcp_group"),
-    "vllm.model_executor.warmup.jit_warmup": ("kernel_launcher",),
+    "vllm.model_executor.warmup.jit_warmup": (
+        "WarmupChoices", "WarmupIntRange", "kernel_launcher",
+    ),
     "vllm.model_executor.warmup.jit_warmup_triton_helper": (
-        "LaunchSpec", "TritonWarmupTensor", "VllmTritonJitKernel",
-        "triton_scalar_specialization_rep",
+        "DispatchSpec", "LaunchSpec", "TritonWarmupTensor", "VllmTritonJitKernel",
+        "triton_kernel_dispatcher_with_warmup", "triton_scalar_specialization_rep",
     ),
     "vllm.triton_utils.allocation": ("set_triton_allocator",),
     "vllm.utils": ("direct_register_custom_op", "is_torch_equal_or_newer", "random_uuid"),
@@ -163,6 +165,7 @@ UNUSED: Mapping[str, tuple[str, ...]] = {
     "vllm.utils.torch_utils": (
         "async_tensor_h2d", "direct_register_custom_op", "get_accelerator_view_from_cpu_tensor",
     ),
+    "vllm.v1.attention.backends.utils": ("CommonAttentionMetadata",),
     "vllm.v1.utils": ("CpuGpuBuffer",),
     f"{MOE}.activation": ("MoEActivation", "apply_moe_activation"),
     f"{MOE}.config": (

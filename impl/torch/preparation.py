@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...reference.tensors.preparation import BatchInputs
+from ...reference.tensors.preparation import MASK_TOKEN, BatchInputs
 from ..protocol import implementation
 
 
@@ -56,6 +56,114 @@ def _local_seq_lens(inputs: BatchInputs) -> torch.Tensor:
     return inputs.seq_lens // turn * inputs.interleave + rest.clamp(0, inputs.interleave)
 
 
+def _slots_at(inputs: BatchInputs, request: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Return the slots of these keys of these requests."""
+    return inputs.token_table[inputs.rows.long()[request], key].long()
+
+
+def _slot_mapping(inputs: BatchInputs) -> torch.Tensor:
+    return _slots_at(inputs, _tokens(inputs).request, _positions(inputs))
+
+
+def _ends(inputs: BatchInputs) -> torch.Tensor:
+    """Return the positions behind the accepted tokens of all requests."""
+    return (inputs.seq_lens - inputs.rejected).long()
+
+
+def _is_accepted(inputs: BatchInputs) -> torch.Tensor:
+    units = _tokens(inputs)
+    return units.number < (inputs.query_start_loc.diff() - inputs.rejected)[units.request]
+
+
+def _last_tokens(inputs: BatchInputs) -> torch.Tensor:
+    found, accepted = inputs.next_tokens.clone(), _is_accepted(inputs)
+    # Accepted tokens come first, so that the last one that is written is the last accepted one.
+    last = (inputs.query_start_loc[1:] - inputs.rejected).long() - 1
+    some = torch.zeros_like(found, dtype=torch.bool)
+    some[_tokens(inputs).request[accepted]] = True
+    found[some] = inputs.tokens[last[some]]
+    return found
+
+
+def _next(inputs: BatchInputs, found: torch.Tensor, other: int) -> torch.Tensor:
+    """Return what is found of each request, something else where the model takes no more keys."""
+    return torch.where(_ends(inputs) < inputs.max_model_len, found, other)
+
+
+def _next_slots(inputs: BatchInputs) -> torch.Tensor:
+    requests = torch.arange(len(inputs.rows), device=inputs.rows.device)
+    return _next(inputs, _slots_at(inputs, requests, _ends(inputs)), -1)
+
+
+class _Given(NamedTuple):
+    """What a drafter is given: its entries, the kept tokens of each entry's request, how many."""
+
+    units: _Units
+    kept: torch.Tensor
+    sizes: torch.Tensor
+
+    @property
+    def behind(self) -> torch.Tensor:
+        """How far each entry lies behind the kept tokens."""
+        return self.units.number - self.kept
+
+
+def _given(inputs: BatchInputs) -> _Given:
+    news = inputs.query_start_loc.diff().long()
+    shift = (news > 0).long() * int(inputs.is_shifted)
+    kept = (news - inputs.rejected - shift).clamp(min=0)
+    sizes = news - shift + inputs.drafts
+    units = _units(sizes)
+    return _Given(units, kept[units.request], sizes)
+
+
+def _draft_input_ids(inputs: BatchInputs) -> torch.Tensor:
+    units, kept, _ = given = _given(inputs)
+    source = inputs.query_start_loc.long()[units.request] + units.number + int(inputs.is_shifted)
+    room = torch.nn.functional.pad(inputs.tokens, (0, 1))
+    token = room[source.clamp(max=len(inputs.tokens))]
+    following = torch.where(given.behind == 0, inputs.next_tokens[units.request], MASK_TOKEN)
+    drafted = torch.where(given.behind < inputs.drafts, following, 0)
+    return torch.where(units.number < kept, token, drafted)
+
+
+def _draft_positions(inputs: BatchInputs) -> torch.Tensor:
+    given = _given(inputs)
+    first = inputs.computed[inputs.rows.long()][given.units.request]
+    return torch.where(given.behind < inputs.drafts, first + given.units.number, 0)
+
+
+def _is_masked(inputs: BatchInputs) -> torch.Tensor:
+    behind = _given(inputs).behind
+    return (behind > 0) & (behind < inputs.drafts)
+
+
+def new_token_indices(inputs: BatchInputs) -> torch.Tensor:
+    """Return the places of the tokens to draft among all that a drafter is given."""
+    behind = _given(inputs).behind
+    return ((behind >= 0) & (behind < inputs.drafts)).nonzero().flatten()
+
+
+def hidden_state_mapping(inputs: BatchInputs) -> torch.Tensor:
+    """Return the places of the new tokens' hidden states among all that a drafter is given."""
+    units, sizes = _tokens(inputs), _given(inputs).sizes
+    return (sizes.cumsum(0) - sizes)[units.request] + units.number
+
+
+def _queries(inputs: BatchInputs) -> _Units:
+    return _units(torch.full_like(inputs.rows, 1 + inputs.drafts))
+
+
+def _query_input_ids(inputs: BatchInputs) -> torch.Tensor:
+    units = _queries(inputs)
+    return torch.where(units.number > 0, MASK_TOKEN, inputs.next_tokens[units.request])
+
+
+def _query_positions(inputs: BatchInputs) -> torch.Tensor:
+    units = _queries(inputs)
+    return _ends(inputs)[units.request] + units.number
+
+
 FLAT: dict[str, Callable[[BatchInputs], torch.Tensor]] = {
     "kv_indices": _slots,
     "page_indices": lambda inputs: _pages(inputs)[1],
@@ -69,23 +177,49 @@ FLAT: dict[str, Callable[[BatchInputs], torch.Tensor]] = {
     "local_seq_lens": _local_seq_lens,
     "token_to_request": lambda inputs: _tokens(inputs).request,
     "token_rows": lambda inputs: inputs.rows[_tokens(inputs).request],
+    "slot_mapping": _slot_mapping,
+    "num_rejected_tokens": lambda inputs: inputs.rejected,
+    "token_indices_to_sample": lambda inputs: inputs.query_start_loc[1:] - inputs.rejected - 1,
+    "valid_sampled_tokens_count": lambda inputs: inputs.query_start_loc.diff() - inputs.rejected,
+    "last_tokens": _last_tokens,
+    "accepted_tokens": lambda inputs: inputs.tokens[_is_accepted(inputs)],
+    "next_positions": lambda inputs: _next(inputs, _ends(inputs), 0),
+    "next_slots": _next_slots,
+    "next_seq_lens": lambda inputs: _next(inputs, _ends(inputs) + 1, 1),
+    "draft_input_ids": _draft_input_ids,
+    "draft_positions": _draft_positions,
+    "is_rejected_token_mask": lambda inputs: _given(inputs).behind >= inputs.drafts,
+    "is_masked_token_mask": _is_masked,
+    "new_token_indices": new_token_indices,
+    "hidden_state_mapping": hidden_state_mapping,
+    "query_input_ids": _query_input_ids,
+    "query_positions": _query_positions,
+    "query_slots": lambda inputs: _slots_at(
+        inputs, _queries(inputs).request, _query_positions(inputs)
+    ),
+    "query_indices_to_sample": lambda inputs: _queries(inputs).number.nonzero().flatten(),
 }
 """The entries of tensors without rows, by output."""
+
+
+SLOTS = ("slot_mapping", "next_slots", "query_slots")
+"""Outputs of slots, behind which -1 is written."""
 
 
 @implementation("prepare_batch", name="torch-prepare-batch")
 def prepare_batch(inputs: BatchInputs) -> torch.Tensor:
     """Compute all entries at once, and write them into the buffer."""
     buffer, behind = inputs.buffer, len(inputs.rows)
-    if inputs.output == "page_table":
+    if buffer.dim() > 1:
         if inputs.rest == "zero_tails":
             buffer[:behind] = 0
-        units, pages = _pages(inputs)
-        buffer[units.request, units.number] = pages
+        is_pages = inputs.output == "page_table"
+        units, found = _pages(inputs) if is_pages else (_tokens(inputs), inputs.tokens)
+        buffer[units.request, units.number] = found
     else:
         entries = FLAT[inputs.output](inputs)
         behind = len(entries)
         buffer[:behind] = entries.to(buffer.dtype)
     if inputs.rest == "zero_rows":
-        buffer[behind:] = 0
+        buffer[behind:] = -1 if inputs.output in SLOTS else 0
     return buffer

@@ -1,4 +1,4 @@
-"""Faults in preparing batches: lengths, positions, indices and tables that kernels read."""
+"""Faults in preparing batches: lengths, positions, indices, tables and drafts that kernels read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...impl.protocol import Supports
-from ...impl.torch.preparation import prepare_batch
+from ...impl.torch.preparation import hidden_state_mapping, new_token_indices, prepare_batch
 from ...reference import BatchProblem
 from ...reference.tensors.preparation import BatchInputs
 from .catalogue import SeededBug, seeded
@@ -210,6 +210,124 @@ def one_start_too_many(inputs: BatchInputs) -> torch.Tensor:
     behind = starts.as_strided((1,), (1,), starts.storage_offset() + len(starts))
     behind.fill_(int(inputs.kv_indptr[-1]))
     return starts
+
+
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("token_indices_to_sample"))
+def samples_rejected_tokens(inputs: BatchInputs) -> torch.Tensor:
+    """Take the last new token of each request, rejected or not."""
+    return _right(inputs, rejected=inputs.rejected * 0)
+
+
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("next_positions", "next_seq_lens"))
+def drafts_behind_rejected_tokens(inputs: BatchInputs) -> torch.Tensor:
+    """Draft behind all new tokens, rejected ones among them."""
+    return _right(inputs, rejected=inputs.rejected * 0)
+
+
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("next_positions", "next_slots"))
+def drafts_beyond_the_model(inputs: BatchInputs) -> torch.Tensor:
+    """Go on where a request is as long as the model takes."""
+    return _right(inputs, max_model_len=inputs.max_model_len + 1)
+
+
+@seeded(BUGS, BATCH, "batch_one_buffer", supports=_builds("num_rejected_tokens", rest="kept"))
+def rejections_of_the_batch_before(inputs: BatchInputs) -> torch.Tensor:
+    """Write nothing of requests without drafts, which reject none."""
+    before, rejected = inputs.buffer.clone(), _right(inputs)
+    few = inputs.query_start_loc.diff() < 2  # noqa: PLR2004  no draft
+    known = few & (before[: len(few)] < LEAST_GARBAGE)
+    rejected[: len(few)] = torch.where(known, before[: len(few)], rejected[: len(few)])
+    return rejected
+
+
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("is_masked_token_mask"))
+def first_draft_masked(inputs: BatchInputs) -> torch.Tensor:
+    """Mark the token that follows the accepted ones, too, as one drafted in parallel."""
+    mask = _right(inputs)
+    indices = new_token_indices(inputs)
+    mask[indices] = True
+    return mask
+
+
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("draft_positions", "draft_input_ids"))
+def rejected_tokens_not_padded(inputs: BatchInputs) -> torch.Tensor:
+    """Leave what the buffer holds in the entries of rejected tokens."""
+    before, found = inputs.buffer.clone(), _right(inputs)
+    room = torch.zeros_like(found, dtype=torch.bool)
+    _right(inputs, output="is_rejected_token_mask", buffer=room, rest="kept")
+    return torch.where(room, before, found)
+
+
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("hidden_state_mapping", "new_token_indices"))
+def requests_one_by_one(inputs: BatchInputs) -> torch.Tensor:
+    """Count the entries of requests before as if each drafted one token only."""
+    indices = _right(inputs)
+    found = hidden_state_mapping if "hidden" in inputs.output else new_token_indices
+    entries = found(replace(inputs, drafts=1))
+    indices[: len(entries)] = entries.int()
+    return indices
+
+
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("query_slots"))
+def drafts_in_one_page(inputs: BatchInputs) -> torch.Tensor:
+    """Look up the page of each request's first draft only."""
+    slots, size, each = _right(inputs), inputs.page_size, 1 + inputs.drafts
+    of_requests = slots[: len(inputs.rows) * each].view(-1, each)
+    ends = (inputs.seq_lens - inputs.rejected).long().unsqueeze(1)
+    offsets = (ends + torch.arange(each, device=slots.device)) % size
+    of_requests.copy_(of_requests[:, :1] // size * size + offsets)
+    return slots
+
+
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("padded_tokens", rest="zero_tails"))
+def tails_of_the_longest_row(inputs: BatchInputs) -> torch.Tensor:
+    """Clear tails as far as the longest request of the batch goes."""
+    before, table = inputs.buffer.clone(), _right(inputs)
+    longest = max(inputs.query_start_loc.diff().tolist(), default=0)
+    table[:, longest:] = before[:, longest:]
+    return table
+
+
+@seeded(BUGS, BATCH, "batch_one_buffer", supports=_builds("padded_tokens", rest="kept"))
+def tokens_of_the_batch_before(inputs: BatchInputs) -> torch.Tensor:
+    """Write no first token over one that the buffer holds."""
+    before, table = inputs.buffer.clone(), _right(inputs)
+    rows = len(inputs.rows)
+    known = before[:rows, :1] < LEAST_GARBAGE
+    table[:rows, :1] = torch.where(known, before[:rows, :1], table[:rows, :1])
+    return table
+
+
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("last_tokens"))
+def one_token_is_none(inputs: BatchInputs) -> torch.Tensor:
+    """Take the other token where one token is accepted."""
+    tokens = _right(inputs)
+    one = inputs.query_start_loc.diff() - inputs.rejected == 1
+    tokens[: len(one)] = torch.where(one, inputs.next_tokens, tokens[: len(one)])
+    return tokens
+
+
+@seeded(BUGS, BATCH, "batch_parts", supports=_builds("accepted_tokens", "draft_input_ids"))
+def first_and_last_token_swapped(inputs: BatchInputs) -> torch.Tensor:
+    """Swap the first and the last accepted token where several requests are in a batch."""
+    tokens = _right(inputs)
+    count = int((inputs.query_start_loc.diff() - inputs.rejected).sum())
+    if len(inputs.rows) > 1 and count:
+        tokens[[0, count - 1]] = tokens[[count - 1, 0]]
+    return tokens
+
+
+@seeded(BUGS, BATCH, "batch_garbage", supports=_builds("slot_mapping"))
+def slots_of_the_last_page(inputs: BatchInputs) -> torch.Tensor:
+    """Take tokens of a last page that is not full for ones of the page behind it."""
+    slots, table = _right(inputs), inputs.block_table
+    starts, size = inputs.query_start_loc.tolist(), inputs.page_size
+    for request, (start, end) in enumerate(pairwise(starts)):
+        page = int(inputs.seq_lens[request]) // size
+        if end > start and int(inputs.seq_lens[request]) % size and page + 1 < table.shape[1]:
+            other = int(table[inputs.rows[request], page + 1])
+            slots[end - 1] = other * size + slots[end - 1] % size
+    return slots
 
 
 @seeded(CONTROLS, BATCH, control="honest")

@@ -7,6 +7,7 @@ so that what lies behind the entries is part of the definition.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Final, Literal, NamedTuple
@@ -14,14 +15,17 @@ from typing import Final, Literal, NamedTuple
 import torch
 
 from ..validation import check_indptr, checked_integer, host_integers, listed
+from . import drafts as drafting
 from .context_parallel import checked_group, local_keys
+from .drafts import Drafts, Verified
 from .metadata import table_rows
+from .slots import PAD_SLOT
 
 NULL_PAGE: Final = 0
 """Page that a table has in place of one that lies wholly before a request's window."""
 RESTS: Final = ("kept", "zero_rows", "zero_tails")
-"""What becomes of a buffer behind the entries: it keeps what it holds, it is zero behind the rows
-of the batch, or zero behind the entries of each row of a table."""
+"""What becomes of a buffer behind the entries: it keeps what it holds, it is zero (of slots -1)
+behind the rows of the batch, or zero behind the entries of each row of a table."""
 
 
 class _Batch(NamedTuple):
@@ -36,6 +40,7 @@ class _Batch(NamedTuple):
     rank: int
     world: int
     interleave: int
+    drafts: Drafts
 
     def new(self, request: int) -> int:
         """Count the new tokens of a request."""
@@ -53,25 +58,48 @@ class _Batch(NamedTuple):
         keys = range(self.firsts[request], self.seq_lens[request])
         return [pages[key // size] * size + key % size for key in keys]
 
+    def verified(self, request: int) -> Verified:
+        """Return a request after its drafts were verified."""
+        start, end = self.query_starts[request : request + 2]
+        drafts, new = self.drafts, self.new(request)
+        return Verified(
+            request,
+            start,
+            self.seq_lens[request] - new,
+            list(drafts.tokens[start:end]),
+            new - int(drafts.rejected[request]),
+            int(drafts.next_tokens[request]),
+            self.table[self.rows[request]],
+            self.page_size,
+            drafts,
+        )
+
 
 class Output(NamedTuple):
     """A tensor that engines prepare.
 
     Attributes:
         entries: the entries that a request has.
-        size: what a request has one entry of: ``tokens``, ``requests``, ``keys`` or ``pages``.
+        size: what a request has one entry of: ``requests``, ``keys``, ``pages``, or what
+            ``entry_counts`` counts.
         dtype: the tensor's dtype.
         first: entries before those of the first request.
         is_table: whether each request has a row of its own.
         is_relative: whether a request's entries depend on the requests before it.
+        is_drafted: whether it depends on drafts.
+        blank: what is written behind the rows of the batch where that is cleared.
     """
 
     entries: Callable[[_Batch, int], Iterable[int]]
-    size: Literal["tokens", "requests", "keys", "pages"]
+    size: Literal[
+        "tokens", "requests", "keys", "pages", "accepted", "expanded", "queries", "drafts"
+    ]
     dtype: torch.dtype = torch.int32
     first: tuple[int, ...] = ()
     is_table: bool = False
     is_relative: bool = False
+    is_drafted: bool = False
+    blank: int = 0
 
 
 def _positions(batch: _Batch, request: int) -> Iterable[int]:
@@ -85,6 +113,23 @@ def _local_seq_len(batch: _Batch, request: int) -> list[int]:
 def _keys_so_far(batch: _Batch, request: int) -> list[int]:
     keys = zip(batch.firsts[: request + 1], batch.seq_lens, strict=False)
     return [sum(last - first for first, last in keys)]
+
+
+def _of_verified(entries: Callable[[Verified], Iterable[int]]) -> Callable[..., Iterable[int]]:
+    return lambda batch, request: entries(batch.verified(request))
+
+
+def _in_expanded(entries: Callable[..., Iterable[int]]) -> Callable[..., Iterable[int]]:
+    """Return entries that are places among all that a drafter is given."""
+
+    def found(batch: _Batch, request: int) -> Iterable[int]:
+        before = sum(batch.verified(other).expanded for other in range(request))
+        return entries(batch.verified(request), before)
+
+    return found
+
+
+_drafted = functools.partial(Output, is_drafted=True)
 
 
 OUTPUTS: Final = {
@@ -106,6 +151,36 @@ OUTPUTS: Final = {
                                "tokens", is_relative=True),
     "token_rows": Output(lambda batch, request: [batch.rows[request]] * batch.new(request),
                          "tokens"),
+    "slot_mapping": Output(_of_verified(drafting.slots_of_tokens), "tokens", torch.int64,
+                           blank=PAD_SLOT),
+    "num_rejected_tokens": _drafted(_of_verified(drafting.num_rejected_tokens), "requests"),
+    "token_indices_to_sample": _drafted(_of_verified(drafting.token_indices_to_sample), "requests",
+                                        is_relative=True),
+    "valid_sampled_tokens_count": _drafted(_of_verified(drafting.valid_sampled_tokens_count),
+                                           "requests"),
+    "last_tokens": _drafted(_of_verified(drafting.last_tokens), "requests"),
+    "accepted_tokens": _drafted(_of_verified(drafting.accepted_tokens), "accepted"),
+    "padded_tokens": _drafted(_of_verified(drafting.new_tokens), "tokens", is_table=True),
+    "next_positions": _drafted(_of_verified(drafting.next_positions), "requests", torch.int64),
+    "next_slots": _drafted(_of_verified(drafting.next_slots), "requests", torch.int64,
+                           blank=PAD_SLOT),
+    "next_seq_lens": _drafted(_of_verified(drafting.next_seq_lens), "requests"),
+    "draft_input_ids": _drafted(_of_verified(drafting.draft_input_ids), "expanded"),
+    "draft_positions": _drafted(_of_verified(drafting.draft_positions), "expanded", torch.int64),
+    "is_rejected_token_mask": _drafted(_of_verified(drafting.is_rejected_token), "expanded",
+                                       torch.bool),
+    "is_masked_token_mask": _drafted(_of_verified(drafting.is_masked_token), "expanded",
+                                     torch.bool),
+    "new_token_indices": _drafted(_in_expanded(drafting.new_token_indices), "drafts",
+                                  is_relative=True),
+    "hidden_state_mapping": _drafted(_in_expanded(drafting.hidden_state_mapping), "tokens",
+                                     is_relative=True),
+    "query_input_ids": _drafted(_of_verified(drafting.query_input_ids), "queries"),
+    "query_positions": _drafted(_of_verified(drafting.query_positions), "queries", torch.int64),
+    "query_slots": _drafted(_of_verified(drafting.query_slots), "queries", torch.int64,
+                            blank=PAD_SLOT),
+    "query_indices_to_sample": _drafted(_of_verified(drafting.query_indices_to_sample), "drafts",
+                                        is_relative=True),
 }  # fmt: skip
 """What ``prepare_batch`` can be asked for, by name."""
 
@@ -124,6 +199,7 @@ def prepare_batch(
     rank: int = 0,
     world: int = 1,
     interleave: int = 1,
+    drafts: Drafts | None = None,
 ) -> torch.Tensor:
     """Return one of the tensors that engines prepare for a batch of R requests, by definition.
 
@@ -132,7 +208,7 @@ def prepare_batch(
             a request), ``kv_indptr``, ``query_start_loc``, ``query_starts``, ``seq_lens``,
             ``local_seq_lens`` (keys on the rank); of each new token ``positions``,
             ``token_seq_lens`` (keys up to its own), ``local_positions`` (among the request's new
-            ones), ``token_to_request`` or ``token_rows``.
+            ones), ``token_to_request`` or ``token_rows``; one of those that depend on drafts.
         query_start_loc: [R + 1] integers from 0; request i owns new tokens ``[i]`` to ``[i + 1]``.
         seq_lens: [R] integers, the keys of each request; its new tokens are the last of them.
         block_table: [rows, pages] integers, the pages of all requests that an engine knows; entries
@@ -146,6 +222,7 @@ def prepare_batch(
         rank: the rank of a context-parallel group, from 0.
         world: ranks of the group.
         interleave: consecutive keys on one rank.
+        drafts: what became of the requests' drafts. None: no output that depends on them.
 
     Returns:
         The buffer after the call, a new tensor.
@@ -173,12 +250,13 @@ def prepare_batch(
         if wanted != len(keys):
             message = f"{name} has {wanted} requests; seq_lens has {len(keys)}"
             raise ValueError(message)
+    given = _checked_drafts(output, drafts, starts)
     for request, (start, end) in enumerate(pairwise(starts)):
         _check_request(request, end - start, keys[request], known[request], table, size)
     news = [end - start for start, end in pairwise(starts)]
     seen = [max(s - t - window, 0) if window >= 0 else 0 for t, s in zip(news, keys, strict=True)]
     group = checked_group(rank, world, interleave)
-    batch = _Batch(starts, keys, known, table, size, seen, *group)
+    batch = _Batch(starts, keys, known, table, size, seen, *group, given)
     entries = [list(OUTPUTS[output].entries(batch, request)) for request in range(len(keys))]
     device = block_table.device if isinstance(block_table, torch.Tensor) else torch.device("cpu")
     return _written(OUTPUTS[output], entries, buffer, rest, device)
@@ -208,7 +286,9 @@ def _written(
     found = buffer.clone()
     if not output.is_table:
         found[:width] = torch.tensor(rows[0], dtype=output.dtype)
-        return found if rest != "zero_rows" else torch.cat([found[:width], found[width:] * 0])
+        if rest == "zero_rows":
+            found[width:] = output.blank
+        return found
     for request, row in enumerate(rows):
         found[request, : len(row)] = torch.tensor(row, dtype=output.dtype)
         if rest == "zero_tails":
@@ -236,3 +316,25 @@ def _check_request(
         if not isinstance(number, int) or number < 0:
             message = f"block_table[{row}][{page}] is {number}; a page id is at least 0"
             raise ValueError(message)
+
+
+def _checked_drafts(output: str, drafts: Drafts | None, starts: list[int]) -> Drafts:
+    """Return drafts as lists, none where no output asks for them."""
+    requests = len(starts) - 1
+    if drafts is None:
+        if OUTPUTS[output].is_drafted:
+            message = f"output is {output!r}; it needs drafts"
+            raise ValueError(message)
+        return Drafts([0] * requests, [0] * starts[-1], [0] * requests)
+    given = drafting.on_the_host(drafts)
+    counts = {"rejected": requests, "tokens": starts[-1], "next_tokens": requests}
+    for name, wanted in counts.items():
+        if len(getattr(given, name)) != wanted:
+            message = f"{name} has {len(getattr(given, name))} entries; the batch has {wanted}"
+            raise ValueError(message)
+    for request, (start, end) in enumerate(pairwise(starts)):
+        if not 0 <= given.rejected[request] <= end - start:
+            found = f"rejected[{request}] is {given.rejected[request]}"
+            message = f"{found}; the request has {end - start} new tokens"
+            raise ValueError(message)
+    return given

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..attention.drafts import LONGEST_MODEL, entry_counts
 from ..attention.preparation import OUTPUTS, RESTS
 from .base import BaseProblem, check_at_least, check_one_of, refuse
 from .field_types import check_types
@@ -12,6 +13,8 @@ from .slots import check_steps
 
 KEYS_OF_WORK = 256
 """Keys that are as much work as a request."""
+LOOKAHEAD = {"next_slots": (1, 0), "query_slots": (1, 1)}
+"""Keys behind a request's that have pages, and how many more for each drafted token, by output."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +34,16 @@ class BatchProblem(BaseProblem):
         spare_rows: rows of the block table that no request of a batch has, among the others.
         spare_columns: garbage entries at the end of each row.
         spare_entries: entries of the buffer behind those of the largest batch, rows of a table.
-        seed: the seed of rows, page ids and garbage.
+        seed: the seed of rows, page ids, token ids and garbage.
+        rejected: how many of each request's new tokens are rejected, a call; empty: none.
+        drafts: tokens that are drafted next, of each request.
+        is_shifted: whether a drafter is not given a request's first new token.
+        max_model_len: keys that a request has at most.
     """
 
     kind: ClassVar[str] = "batch"
     operation: ClassVar[str] = "prepare_batch"
+    later_fields: ClassVar[tuple[str, ...]] = ("rejected", "drafts", "is_shifted", "max_model_len")
 
     output: str = "kv_indices"
     steps: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (((1,), (1,)),)
@@ -49,14 +57,18 @@ class BatchProblem(BaseProblem):
     spare_columns: int = 0
     spare_entries: int = 0
     seed: int = 0
+    rejected: tuple[tuple[int, ...], ...] = ()
+    drafts: int = 0
+    is_shifted: bool = False
+    max_model_len: int = LONGEST_MODEL
 
     def __post_init__(self) -> None:
         """Refuse what no call can look like."""
         check_types(self)
         check_one_of("output", self.output, tuple(OUTPUTS))
         check_one_of("rest", self.rest, RESTS)
-        least = {"page_size": 1, "world": 1, "interleave": 1, "window_left": -1}
-        counts = ("rank", "spare_rows", "spare_columns", "spare_entries", "seed")
+        least = {"page_size": 1, "world": 1, "interleave": 1, "window_left": -1, "max_model_len": 1}
+        counts = ("rank", "spare_rows", "spare_columns", "spare_entries", "seed", "drafts")
         check_at_least(self, [*least.items(), *((name, 0) for name in counts)])
         if self.rank >= self.world:
             refuse("rank", self.rank, f"less than world = {self.world}")
@@ -66,26 +78,49 @@ class BatchProblem(BaseProblem):
         for step in self.steps:
             if any(tokens > keys for tokens, keys in zip(*step, strict=True)):
                 refuse("steps", step, "query_lens of at most as many tokens as a request has keys")
+        news = [query_lens for query_lens, _ in self.steps]
+        if self.rejected and [len(each) for each in self.rejected] != [len(each) for each in news]:
+            refuse("rejected", self.rejected, "a number for each request of each batch")
+        for of_step, tokens in zip(self.rejected, news, strict=False):
+            if any(not 0 <= out <= new for out, new in zip(of_step, tokens, strict=True)):
+                refuse("rejected", of_step, "at most as many as a request has new tokens")
 
     @property
     def columns(self) -> int:
         """Entries of each row of the block table."""
         keys = max((s for _, seq_lens in self.steps for s in seq_lens), default=0)
-        return -(-keys // self.page_size) + self.spare_columns
+        return -(-(keys + self.lookahead) // self.page_size) + self.spare_columns
+
+    @property
+    def lookahead(self) -> int:
+        """Keys behind each request's that its pages have room for."""
+        more, per_draft = LOOKAHEAD.get(self.output, (0, 0))
+        return more + per_draft * self.drafts
+
+    def rejected_in(self, step: int) -> tuple[int, ...]:
+        """Return how many new tokens of each request of a batch are rejected."""
+        return self.rejected[step] if self.rejected else (0,) * len(self.steps[step][0])
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the buffer, which has room for each of the batches."""
         output = OUTPUTS[self.output]
         if output.is_table:
-            return max(len(s) for _, s in self.steps) + self.spare_entries, self.columns
-        entries = max(self._entries(*step)[output.size] for step in self.steps)
+            longest = max((t for news, _ in self.steps for t in news), default=0)
+            width = self.columns if output.size == "pages" else longest + self.spare_columns
+            return max(len(s) for _, s in self.steps) + self.spare_entries, width
+        entries = max(self._entries(step) for step in range(len(self.steps)))
         return (len(output.first) + entries + self.spare_entries,)
 
-    def _entries(self, query_lens: tuple[int, ...], seq_lens: tuple[int, ...]) -> dict[str, int]:
-        pages = sum(-(-keys // self.page_size) for keys in seq_lens)
-        sums = {"tokens": sum(query_lens), "keys": sum(seq_lens), "pages": pages}
-        return {**sums, "requests": len(seq_lens)}
+    def _entries(self, step: int) -> int:
+        """Return how many entries the requests of a batch have."""
+        size, (query_lens, seq_lens) = OUTPUTS[self.output].size, self.steps[step]
+        if size in {"pages", "keys", "requests"}:
+            pages = sum(-(-keys // self.page_size) for keys in seq_lens)
+            return {"keys": sum(seq_lens), "pages": pages, "requests": len(seq_lens)}[size]
+        requests = zip(query_lens, self.rejected_in(step), strict=True)
+        shift = self.is_shifted
+        return sum(entry_counts(t, j, self.drafts, shift=shift)[size] for t, j in requests)
 
     @property
     def exact(self) -> bool:

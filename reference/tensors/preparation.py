@@ -8,11 +8,17 @@ from itertools import accumulate
 
 import torch
 
+from ..attention.drafts import LONGEST_MODEL, Drafts
 from ..attention.preparation import OUTPUTS, prepare_batch
 from ..problems.preparation import BatchProblem
 from .allocation import Allocator
 from .slots import drawn_table
 from .values import bits, stream
+
+VOCABULARY = 50_000
+"""Tokens that ids are drawn of, beside padding and the mask."""
+MASK_TOKEN = VOCABULARY + 1
+"""Id of a token that is drafted in parallel."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +37,9 @@ class BatchInputs:
         first_keys: [R] int32, the first key of each request's window; 0 without a window.
         kv_indptr: [R + 1] int32, where the keys of each request begin, from ``first_keys`` on.
         page_indptr: [R + 1] int32, where its pages begin.
+        rejected: [R] int32, how many of each request's new tokens are rejected, its last ones.
+        tokens: [T] int32, the ids of the new tokens.
+        next_tokens: [R] int32, the id of the token that follows the accepted ones.
         buffer: the buffer that is written; what it holds before is garbage, or what an earlier
             batch left there. A table has a row for each request.
         page_size: keys a page.
@@ -39,6 +48,10 @@ class BatchInputs:
         rank: the rank whose keys are counted.
         world: ranks of the group.
         interleave: consecutive keys on one rank.
+        drafts: tokens that are drafted next, of each request.
+        is_shifted: whether a drafter is not given a request's first new token.
+        max_model_len: keys that a request has at most.
+        lookahead: keys behind each request's that its pages have room for.
         storages: flat buffers by field name, of which the tensors are views.
     """
 
@@ -52,6 +65,9 @@ class BatchInputs:
     first_keys: torch.Tensor
     kv_indptr: torch.Tensor
     page_indptr: torch.Tensor
+    rejected: torch.Tensor
+    tokens: torch.Tensor
+    next_tokens: torch.Tensor
     buffer: torch.Tensor
     page_size: int
     rest: str = "kept"
@@ -59,6 +75,10 @@ class BatchInputs:
     rank: int = 0
     world: int = 1
     interleave: int = 1
+    drafts: int = 0
+    is_shifted: bool = False
+    max_model_len: int = LONGEST_MODEL
+    lookahead: int = 0
     storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
@@ -66,13 +86,14 @@ def batch_inputs(problem: BatchProblem, home: Allocator, *, step: int = 0) -> Ba
     """Make the tensors of one call of ``prepare_batch``, that of a step."""
     news, keys = (torch.tensor(each, dtype=torch.long) for each in problem.steps[step])
     size, window = problem.page_size, problem.window_left
-    order, table = drawn_table(problem, -(-keys // size), step)
+    room = keys + problem.lookahead
+    order, table = drawn_table(problem, -(-room // size), step)
     rows = order[: len(keys)]
     width = problem.columns * size
     offsets = torch.arange(width) % size
     tokens = table.repeat_interleave(size, dim=1) * size + offsets
     is_key = torch.zeros(tokens.shape, dtype=torch.bool)
-    is_key[rows] = torch.arange(width) < keys.unsqueeze(1)
+    is_key[rows] = torch.arange(width) < room.unsqueeze(1)
     numbers = torch.arange(len(order))
     other_slots = bits(stream(problem.seed, f"slots {step}"), numbers, width)
     computed = bits(stream(problem.seed, f"computed {step}"), numbers, 1).flatten()
@@ -84,6 +105,11 @@ def batch_inputs(problem: BatchProblem, home: Allocator, *, step: int = 0) -> Ba
     key, lines = stream(problem.seed, f"buffer {step}"), torch.arange(1)
     before = bits(key, lines, whole.numel()).view(problem.shape)
     before = before % 2**30 + (2**30 if output.dtype == torch.int32 else 2**40)
+    before = before % 3 > 0 if output.dtype == torch.bool else before
+
+    def token_ids(tag: str, count: int) -> torch.Tensor:
+        ids = bits(stream(problem.seed, f"{tag} {step}"), lines, count).flatten()
+        return (1 + ids % VOCABULARY).int()
 
     def indptr(counts: torch.Tensor) -> torch.Tensor:
         return torch.tensor([0, *accumulate(counts.tolist())])
@@ -98,6 +124,9 @@ def batch_inputs(problem: BatchProblem, home: Allocator, *, step: int = 0) -> Ba
         "first_keys": first.int(),
         "kv_indptr": indptr(keys - first).int(),
         "page_indptr": indptr(-(-keys // size)).int(),
+        "rejected": torch.tensor(problem.rejected_in(step), dtype=torch.int32),
+        "tokens": token_ids("tokens", int(news.sum())),
+        "next_tokens": token_ids("next tokens", len(news)),
     })  # fmt: skip
     return BatchInputs(
         output=problem.output,
@@ -109,6 +138,10 @@ def batch_inputs(problem: BatchProblem, home: Allocator, *, step: int = 0) -> Ba
         rank=problem.rank,
         world=problem.world,
         interleave=problem.interleave,
+        drafts=problem.drafts,
+        is_shifted=problem.is_shifted,
+        max_model_len=problem.max_model_len,
+        lookahead=problem.lookahead,
         storages=home.storages,
     )
 
@@ -128,4 +161,13 @@ def prepared(inputs: BatchInputs) -> torch.Tensor:
         rank=inputs.rank,
         world=inputs.world,
         interleave=inputs.interleave,
+        drafts=Drafts(
+            inputs.rejected,
+            inputs.tokens,
+            inputs.next_tokens,
+            inputs.drafts,
+            MASK_TOKEN,
+            inputs.is_shifted,
+            inputs.max_model_len,
+        ),
     )

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from ....reference import BatchProblem
+from ....reference.attention.drafts import entry_counts
 from ....reference.attention.preparation import OUTPUTS
 from ....reference.tensors.preparation import BatchInputs, prepared
 from ....reference.tensors.values import choose
@@ -59,12 +60,12 @@ def parts(subject: Subject, problem: BatchProblem) -> Verdict:
 
 def _counts(inputs: BatchInputs) -> list[int]:
     """Return the number of entries of each request."""
-    pages = inputs.page_indptr.diff()
+    pages, news = inputs.page_indptr.diff(), inputs.query_start_loc.diff()
     counts = {
-        "tokens": inputs.query_start_loc.diff(),
         "keys": inputs.kv_indptr.diff(),
         "pages": pages,
         "requests": torch.ones_like(pages),
+        **entry_counts(news, inputs.rejected, inputs.drafts, shift=inputs.is_shifted),
     }
     return counts[OUTPUTS[inputs.output].size].tolist()
 
@@ -86,8 +87,11 @@ def _of_requests(inputs: BatchInputs, chosen: list[int]) -> BatchInputs:
 
     names = ("query_start_loc", "kv_indptr", "page_indptr")
     indptrs = {name: indptr(getattr(inputs, name)) for name in names}
-    lengths = {name: getattr(inputs, name)[chosen] for name in ("seq_lens", "rows", "first_keys")}
-    return replace(inputs, **indptrs, **lengths)  # type: ignore[arg-type]
+    numbers = ("seq_lens", "rows", "first_keys", "rejected", "next_tokens")
+    lengths = {name: getattr(inputs, name)[chosen] for name in numbers}
+    tokens = inputs.tokens.split(inputs.query_start_loc.diff().tolist())
+    of_chosen = torch.cat([tokens[request] for request in chosen])
+    return replace(inputs, **indptrs, **lengths, tokens=of_chosen)  # type: ignore[arg-type]
 
 
 def garbage(subject: Subject, problem: BatchProblem) -> Verdict:
@@ -100,8 +104,10 @@ def garbage(subject: Subject, problem: BatchProblem) -> Verdict:
         for name in ("block_table", "token_table", "computed")
     )
     computed[rows] = inputs.computed[rows]
-    lengths = inputs.seq_lens.tolist()
-    for row, count, length in zip(rows.tolist(), inputs.page_indptr.diff(), lengths, strict=True):
+    for row, length in zip(
+        rows.tolist(), (inputs.seq_lens + inputs.lookahead).tolist(), strict=True
+    ):
+        count = -(-length // inputs.page_size)
         pages[row, :count] = inputs.block_table[row, :count]
         keys[row, :length] = inputs.token_table[row, :length]
     longer_by = MORE_ENTRIES if first.dim() == 1 else MORE_ROWS
@@ -114,7 +120,8 @@ def garbage(subject: Subject, problem: BatchProblem) -> Verdict:
     found = bitwise(f"{problem.output} with other garbage", result[: len(first)], first)
     if found.bad:
         return found
-    behind = more if problem.rest != "zero_rows" else more * 0
+    blank = torch.full_like(more, OUTPUTS[problem.output].blank)
+    behind = more if problem.rest != "zero_rows" else blank
     return bitwise(f"{problem.output} in a longer buffer", result[len(first) :], behind)
 
 

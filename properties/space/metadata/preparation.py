@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
 
 from ....reference import BatchProblem
+from ....reference.attention.drafts import LONGEST_MODEL
 from ....reference.attention.preparation import OUTPUTS, RESTS
 from ....reference.problems.preparation import KEYS_OF_WORK
 from ..attention_strategies import lengths
@@ -30,6 +32,10 @@ BATCH_AXES: dict[str, tuple[Any, ...]] = {
 MOST_KEYS = 4200
 """Most keys of a request: more than the 4096 that the widest block of the kernels covers."""
 MOST_REQUESTS, MOST_SPARE_ROWS = 6, 7
+MOST_DRAFTS = 9
+"""Most tokens that are verified at once, and drafted."""
+SHIFTED = ("hidden_state_mapping",)
+"""Outputs that no drafter without hidden states has."""
 
 
 def batch_example(chosen: Mapping[str, Any]) -> BatchProblem:
@@ -37,7 +43,42 @@ def batch_example(chosen: Mapping[str, Any]) -> BatchProblem:
     values = {name: value for name, value in chosen.items() if name != "outputs"}
     output, rest = chosen["outputs"]
     world = 2 if output == "local_seq_lens" else 1
+    if OUTPUTS[output].is_drafted:
+        values |= {"rejected": ((0, 1),), "drafts": 1, "is_shifted": output in SHIFTED}
     return BatchProblem(output, (((1, 2), (3, 5)),), rest=rest, world=world, **values)
+
+
+@st.composite
+def draft_problems(draw: st.DrawFn, problem: BatchProblem, most_keys: int) -> BatchProblem:
+    """Draw batches of requests whose drafts are verified, in place of those of a problem."""
+    width = draw(st.integers(1, MOST_DRAFTS))
+    # Most engines' kernels ask that each request has a token, and keeps one.
+    least, may_be_whole = draw(sampled((*[(1, False)] * 4, (0, False), (0, True))))
+    are_alike = draw(st.booleans())
+    news = st.just(width) if are_alike else st.integers(least, width)
+    if not are_alike and draw(st.booleans()):
+        news |= sampled((*NEW_TOKENS, most_keys))
+    keys = st.integers(1, 2) | lengths(most_keys, problem.page_size)
+
+    @st.composite
+    def requests(draw: st.DrawFn) -> tuple[int, int, int]:
+        tokens, before = draw(news), draw(st.just(0) | keys)
+        before = max(min(before, most_keys - tokens), 0)
+        most = tokens if may_be_whole else max(tokens - 1, 0)
+        return tokens, tokens + before, draw(st.integers(0, min(most, MOST_DRAFTS)))
+
+    padding = st.lists(st.just((0, 0, 0)), max_size=0 if least else 2)
+    step = st.builds(list.__add__, st.lists(requests(), max_size=MOST_REQUESTS), padding)
+    steps = draw(st.lists(step, min_size=1, max_size=4))
+    longest = max((keys for step in steps for _, keys, _ in step), default=0)
+    return replace(
+        problem,
+        steps=tuple((tuple(t for t, _, _ in step), tuple(s for _, s, _ in step)) for step in steps),
+        rejected=tuple(tuple(j for _, _, j in step) for step in steps),
+        drafts=draw(sampled((1, 2, 3, 7, MOST_DRAFTS, 0))),
+        is_shifted=problem.output in SHIFTED or draw(st.booleans()),
+        max_model_len=draw(sampled((LONGEST_MODEL, max(longest, 1), max(longest - 1, 1)))),
+    )
 
 
 @st.composite
@@ -56,7 +97,7 @@ def batch_problems(draw: st.DrawFn, axes: Axes) -> BatchProblem:
     padding = st.lists(st.just((0, 0)), max_size=2)
     step = st.builds(list.__add__, st.lists(request, max_size=MOST_REQUESTS), padding)
     steps = draw(st.lists(step, min_size=1, max_size=4))
-    return BatchProblem(
+    problem = BatchProblem(
         output=output,
         steps=tuple((tuple(t for t, _ in step), tuple(s for _, s in step)) for step in steps),
         page_size=page_size,
@@ -71,3 +112,4 @@ def batch_problems(draw: st.DrawFn, axes: Axes) -> BatchProblem:
         spare_entries=min(spare, MOST_SPARE_ROWS) if OUTPUTS[output].is_table else spare,
         seed=draw(st.integers(0, LARGEST_SEED)),
     )
+    return draw(draft_problems(problem, cap)) if OUTPUTS[output].is_drafted else problem

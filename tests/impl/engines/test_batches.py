@@ -42,6 +42,13 @@ def prepare_pos_seq_lens(idx_mapping, query_start_loc, num_computed_tokens, pos,
     places = [torch.arange(n) + b for n, b in zip(news.tolist(), before.tolist())]
     pos[: query_start_loc[-1]] = torch.cat(places)
 """,
+    "vllm/v1/spec_decode/utils.py": "copy_and_expand_eagle_inputs_kernel = None",
+    "sglang/kernels/ops/attention/pad.py": """
+def pad_draft_extend_query(q, padded_q, seq_lens_q, cu_seqlens_q):
+    assert padded_q.shape[2:] == q.shape[1:]
+    for request, (start, count) in enumerate(zip(cu_seqlens_q.tolist(), seq_lens_q.tolist())):
+        padded_q[request, :count] = q[start : start + count]
+""",
     "sglang/kernels/ops/attention/trtllm_mha_page_table.py": """
 def build_trtllm_mha_page_table(
     req_to_token, req_pool_indices, cache_seqlens, page_table, page_size, swa_page_table,
@@ -56,8 +63,11 @@ def build_trtllm_mha_page_table(
 STEPS = (((1, 5, 2), (7, 5, 19)), ((1,), (8,)))
 BATCH = BatchProblem("seq_lens", STEPS, 4, "zero_rows", spare_rows=1, spare_entries=3)
 TABLE = replace(BATCH, output="page_table", rest="kept")
+DRAFTS = replace(BATCH, output="padded_tokens", rest="kept", rejected=((0, 3, 1), (0,)), drafts=2)
+EMPTY = BatchProblem(steps=(((), ()),))
+EXPANDED = replace(DRAFTS, output="hidden_state_mapping", is_shifted=True)
 RANKS = replace(BATCH, output="local_seq_lens", world=3, rank=1, interleave=2)
-ADAPTERS = [name for name in BUILT_IN if "_batches:" in BUILT_IN[name]]
+ADAPTERS = [name for name, place in BUILT_IN.items() if "_batches:" in place or "_drafts:" in place]
 
 
 class Stages:
@@ -86,6 +96,7 @@ def release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("vllm-positions", BATCH),
         ("vllm-positions", replace(BATCH, output="positions", rest="kept")),
         ("sglang-trtllm-page-table", TABLE),
+        ("sglang-pad-draft-query", DRAFTS),
     ],
 )
 def test_kernels_are_given_what_they_take(name: str, problem: BatchProblem) -> None:
@@ -105,6 +116,14 @@ def test_kernels_are_given_what_they_take(name: str, problem: BatchProblem) -> N
         ("vllm-expanded-rows", replace(TABLE, output="token_rows"), "no _expand_idx_mapping_kern"),
         ("sglang-trtllm-page-table", replace(TABLE, page_size=3), "a power of two keys"),
         ("sglang-trtllm-page-table", replace(TABLE, window_left=4), "knows no window"),
+        (
+            "sglang-pad-draft-query",
+            replace(DRAFTS, steps=(((), ()),), rejected=()),
+            "has a request",
+        ),
+        ("vllm-expanded-drafts", replace(EXPANDED, is_shifted=False), "takes no hidden states"),
+        ("vllm-expanded-drafts", replace(EXPANDED, drafts=0), "and drafts another"),
+        ("vllm-expanded-drafts", replace(EXPANDED, rejected=((1, 3, 1), (0,))), "keeps one of its"),
     ],
 )
 def test_what_a_kernel_does_not_take(name: str, problem: BatchProblem, why: str) -> None:

@@ -18,8 +18,13 @@ from kernelproof.reference import BatchProblem
 from kernelproof.reference.attention.preparation import OUTPUTS
 
 STEPS = (((1, 5, 2, 0), (7, 5, 19, 0)), ((1, 1), (8, 6)), ((9,), (9,)))
-MIXED = BatchProblem("page_table", STEPS, 4, spare_rows=1, spare_columns=1, spare_entries=3)
-"""Decodes, a prefill, a request without keys, and smaller batches behind it."""
+REJECTED = ((0, 3, 2, 0), (0, 1), (5,))
+MIXED = BatchProblem(
+    "page_table", STEPS, 4, spare_rows=1, spare_columns=1, spare_entries=3,
+    rejected=REJECTED, drafts=3, is_shifted=True, max_model_len=16,
+)  # fmt: skip
+"""Decodes, a prefill, a request without keys, and smaller batches behind it. Two requests keep none
+of their new tokens, and one is as long as the model takes."""
 LAWS = ("parity", "one_buffer", "parts", "garbage")
 
 
@@ -44,6 +49,7 @@ def verdict(law: str, implementation: Implementation, problem: BatchProblem) -> 
 @pytest.mark.parametrize("output", OUTPUTS)
 def test_what_is_right(law: str, rest: str, output: str) -> None:
     problem = replace(MIXED, output=output, rest=rest, window_left=2, world=3, rank=1, interleave=2)
+    problem = replace(problem, is_shifted=rest == "kept")
     for implementation in (prepare_batch, bugs.own_batch_buffer, bugs.written_batch_buffer):
         found = verdict(law, implementation, problem)
         assert found.status == "PASS", found.message
@@ -52,7 +58,9 @@ def test_what_is_right(law: str, rest: str, output: str) -> None:
 
 @pytest.mark.parametrize("law", LAWS)
 def test_tables_with_zeros_in_their_tails_are_right(law: str) -> None:
-    assert verdict(law, prepare_batch, replace(MIXED, rest="zero_tails")).status == "PASS"
+    for output in ("page_table", "padded_tokens"):
+        problem = replace(MIXED, output=output, rest="zero_tails")
+        assert verdict(law, prepare_batch, problem).status == "PASS"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernelproof.reference import BatchProblem, build_metadata, map_slots, prepare_batch
+from kernelproof.reference.attention.drafts import Drafts
 from kernelproof.reference.attention.preparation import OUTPUTS
 from kernelproof.reference.tensors.allocation import Allocator
 from kernelproof.reference.tensors.preparation import batch_inputs, prepared
@@ -38,6 +39,64 @@ def test_each_output_of_a_batch(output: str, expected: object) -> None:
     found = prepare_batch(output, *BATCH)
     assert found.tolist() == expected
     assert found.dtype == OUTPUTS[output].dtype
+
+
+VERIFIED = ([0, 3, 4], [6, 9], [[7, 3], [5, 2, 8]], 4)
+"""Three new tokens of six keys, and one of nine."""
+DRAFTS = Drafts([1, 0], [11, 12, 13, 21], [14, 22], 2, 99)
+"""The last of three tokens is rejected, and two tokens are drafted."""
+
+
+@pytest.mark.parametrize(
+    ("output", "expected", "shifted"),
+    [
+        ("slot_mapping", [31, 12, 13, 32], None),
+        ("num_rejected_tokens", [1, 0], None),
+        ("token_indices_to_sample", [1, 3], None),
+        ("valid_sampled_tokens_count", [2, 1], None),
+        ("last_tokens", [12, 21], None),
+        ("accepted_tokens", [11, 12, 21], None),
+        ("padded_tokens", [[11, 12, 13], [21, 0, 0]], None),
+        ("next_positions", [5, 9], None),
+        ("next_slots", [13, 33], None),
+        ("next_seq_lens", [6, 10], None),
+        ("draft_input_ids", [11, 12, 14, 99, 0, 21, 22, 99], [12, 14, 99, 0, 22, 99]),
+        ("draft_positions", [3, 4, 5, 6, 0, 8, 9, 10], [3, 4, 5, 0, 8, 9]),
+        ("is_rejected_token_mask", [0, 0, 0, 0, 1, 0, 0, 0], [0, 0, 0, 1, 0, 0]),
+        ("is_masked_token_mask", [0, 0, 0, 1, 0, 0, 0, 1], [0, 0, 1, 0, 0, 1]),
+        ("new_token_indices", [2, 3, 6, 7], [1, 2, 4, 5]),
+        ("hidden_state_mapping", [0, 1, 2, 5], [0, 1, 2, 4]),
+        ("query_input_ids", [14, 99, 99, 22, 99, 99], None),
+        ("query_positions", [5, 6, 7, 9, 10, 11], None),
+        ("query_slots", [13, 14, 15, 33, 34, 35], None),
+        ("query_indices_to_sample", [1, 2, 4, 5], None),
+    ],
+)
+def test_each_output_that_depends_on_drafts(output: str, expected: object, shifted: object) -> None:
+    found = prepare_batch(output, *VERIFIED, drafts=DRAFTS)
+    assert found.tolist() == expected
+    assert found.dtype == OUTPUTS[output].dtype
+    found = prepare_batch(output, *VERIFIED, drafts=DRAFTS._replace(is_shifted=True))
+    assert found.tolist() == (shifted or expected)
+
+
+def test_a_model_takes_no_more_keys() -> None:
+    drafts = DRAFTS._replace(max_model_len=9)
+    expected = {"next_positions": [5, 0], "next_slots": [13, -1], "next_seq_lens": [6, 1]}
+    for output, entries in expected.items():
+        assert prepare_batch(output, *VERIFIED, drafts=drafts).tolist() == entries
+
+
+def test_a_request_that_keeps_no_token_goes_on_with_the_next_one() -> None:
+    drafts = DRAFTS._replace(rejected=[3, 1])
+    assert prepare_batch("last_tokens", *VERIFIED, drafts=drafts).tolist() == [14, 22]
+    assert prepare_batch("next_positions", *VERIFIED, drafts=drafts).tolist() == [3, 8]
+
+
+def test_slots_behind_a_batch_are_none() -> None:
+    buffer = torch.full((4,), 7, dtype=torch.int64)
+    found = prepare_batch("next_slots", *VERIFIED, drafts=DRAFTS, buffer=buffer, rest="zero_rows")
+    assert found.tolist() == [13, 33, -1, -1]
 
 
 def test_rows_are_those_that_requests_were_given() -> None:
@@ -81,7 +140,7 @@ def test_what_lies_behind_the_entries() -> None:
 
 def test_an_empty_batch() -> None:
     for output, each in OUTPUTS.items():
-        found = prepare_batch(output, [0], [], [], 4)
+        found = prepare_batch(output, [0], [], [], 4, drafts=Drafts([], [], []))
         assert found.flatten().tolist() == list(each.first)
 
 
@@ -105,6 +164,14 @@ def test_it_agrees_with_the_metadata_and_the_slots_of_a_batch() -> None:
         (([0, 2, 3], [5, 3], TABLE, 0), {}, "page_size is 0"),
         (BATCH, {"rows": [0, 2]}, r"rows\[1\] is 2; block_table has 2 rows"),
         (BATCH, {"rank": 1}, "rank is 1; the group has 1 ranks"),
+        (BATCH, {"output": "next_slots"}, "output is 'next_slots'; it needs drafts"),
+        (BATCH, {"drafts": Drafts([0], [1] * 3, [1] * 2)}, "rejected has 1 entries; the batch has"),
+        (BATCH, {"drafts": Drafts([3, 0], [1] * 3, [1] * 2)}, r"rejected\[0\] is 3; the request"),
+        (
+            ([0, 2, 3], [8, 3], [[7, 3], [5, 2]], 4),
+            {"output": "next_slots", "drafts": Drafts([0, 0], [1] * 3, [1] * 2)},
+            "request 0 has no page for position 8",
+        ),
         (BATCH, {"buffer": torch.zeros(1)}, "buffer must be a tensor of torch.int32"),
         (BATCH, {"buffer": torch.zeros(1, dtype=torch.int32)}, r"the entries need \(8,\)"),
     ],
@@ -143,6 +210,9 @@ def test_a_problems_tensors() -> None:
         ({"steps": (((2,), (1,)),)}, "at most as many tokens as a request has keys"),
         ({"rank": 1}, "rank is 1; it must be less than world = 1"),
         ({"window_left": -2}, "window_left is -2"),
+        ({"rejected": ((2,),)}, r"rejected is \(2,\); it must be at most as many as"),
+        ({"rejected": ((0, 0),)}, "it must be a number for each request of each batch"),
+        ({"max_model_len": 0}, "max_model_len is 0"),
     ],
 )
 def test_problems_that_no_call_can_be(fields: dict[str, object], message: str) -> None:
