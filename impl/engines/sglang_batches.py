@@ -55,11 +55,11 @@ def kv_indices_of_pages(inputs: BatchInputs) -> None:
         inputs.block_table ^ 1,
         blocks=2,
         ENTRY_PAGE_SIZE=inputs.page_size,
-        token_mapping=_other_pool(inputs, inputs.page_size),
+        token_mapping=other_pool(inputs, inputs.page_size),
     )
 
 
-def _other_pool(inputs: BatchInputs, bit: int) -> torch.Tensor:
+def other_pool(inputs: BatchInputs, bit: int) -> torch.Tensor:
     """Return the place of each slot, or page, in another pool: its number with one bit changed."""
     return torch.arange(MOST_SLOTS, device=inputs.buffer.device) ^ bit
 
@@ -222,7 +222,7 @@ def decode_metadata(inputs: BatchInputs) -> None:
 def decode_metadata_zero_tail(inputs: BatchInputs) -> None:
     """Write them with zeros behind the pages of each request, from virtual pages."""
     tokens = inputs.token_table ^ inputs.page_size
-    _decode(inputs, tokens, zero_tail=True, full_v2p=_other_pool(inputs, 1))
+    _decode(inputs, tokens, zero_tail=True, full_v2p=other_pool(inputs, 1))
 
 
 @builder(
@@ -234,7 +234,7 @@ def decode_metadata_zero_tail(inputs: BatchInputs) -> None:
 )
 def decode_metadata_swa(inputs: BatchInputs) -> None:
     """Write the table of pages of a pool for layers with a window, whose slots are others."""
-    mapping = _other_pool(inputs, inputs.page_size)
+    mapping = other_pool(inputs, inputs.page_size)
     tokens = inputs.token_table ^ inputs.page_size
     _decode(inputs, tokens, full_to_swa_index_mapping=mapping)
 
@@ -306,7 +306,7 @@ def draft_extend_metadata(inputs: BatchInputs) -> None:
 )
 def draft_extend_metadata_swa(inputs: BatchInputs) -> None:
     """Write the table of pages of a pool for layers with a window, and two slots a request."""
-    mapping = _other_pool(inputs, inputs.page_size)
+    mapping = other_pool(inputs, inputs.page_size)
     slots = torch.arange(2 * len(inputs.rows), device=mapping.device)
     written = torch.zeros_like(slots)
     _draft_extend(
@@ -340,7 +340,7 @@ def trtllm_page_table(inputs: BatchInputs) -> None:
             page_table=torch.zeros_like(table),
             page_size=inputs.page_size,
             swa_page_table=table,
-            full_to_swa=_other_pool(inputs, inputs.page_size),
+            full_to_swa=other_pool(inputs, inputs.page_size),
         )
 
 
@@ -391,7 +391,7 @@ def trtllm_graph_metadata(inputs: BatchInputs) -> None:
 )
 def trtllm_graph_metadata_swa(inputs: BatchInputs) -> None:
     """Write the table of pages of a pool for layers with a window, and two slots a request."""
-    mapping = _other_pool(inputs, inputs.page_size)
+    mapping = other_pool(inputs, inputs.page_size)
     slots = torch.arange(2 * len(inputs.rows), device=mapping.device)
     written = torch.ones(len(slots) + 1, dtype=slots.dtype, device=slots.device)
     _trtllm_graph(
@@ -415,7 +415,7 @@ def _read(inputs: BatchInputs, *, width: int, **options: object) -> None:
         getattr(kernels, "_launch")(  # noqa: B009
             req_to_token=inputs.token_table ^ inputs.page_size,
             req_pool_indices=inputs.rows.long(),
-            v2p=_other_pool(inputs, 1),
+            v2p=other_pool(inputs, 1),
             page_size=inputs.page_size,
             max_items=width,
             out=inputs.buffer,

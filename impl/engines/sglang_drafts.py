@@ -6,13 +6,27 @@ import torch
 
 from ...reference import BatchProblem
 from ...reference.tensors.preparation import BatchInputs
-from .batches import builder, few_tokens
-from .sglang_batches import PAD_FILE
+from .batches import MOST_DECODED, builder, few_tokens, keeps_tokens
+from .sglang_batches import MOST_SLOTS, PAD_FILE, other_pool
 from .sglang_calls import stubs
 from .sources import load
 
+EAGLE_FILE = "sglang.kernels.ops.speculative.eagle"
+LOCS_FILE = "sglang.kernels.ops.speculative.cache_locs"
 HEADS, CHANNELS = 2, 3
 """Heads and channels of the tensors whose tokens are padded."""
+
+
+def _stubs() -> dict[str, dict[str, object]]:
+    """Stand in for the rest of SGLang, on no other machine than one with CUDA or without a GPU."""
+    found = stubs()
+    other = dict.fromkeys(("is_cpu", "is_musa", "is_npu", "is_xpu"), lambda: False)
+    used = {**other, "next_power_of_2": _next_power_of_two}
+    return {**found, "sglang.srt.utils": {**found["sglang.srt.utils"], **used}}
+
+
+def _next_power_of_two(number: int) -> int:
+    return 1 << max(number - 1, 0).bit_length()
 
 
 def _rows_of(tokens: torch.Tensor) -> torch.Tensor:
@@ -71,12 +85,7 @@ def pad_draft_query(inputs: BatchInputs) -> None:
 )
 def unpad_draft_output(inputs: BatchInputs) -> None:
     """Copy the outputs of accepted drafts out of a row for each request."""
-    news = inputs.query_start_loc.diff()
-    accepted, width = news - inputs.rejected, max([1, *news.tolist()])
-    padded = inputs.tokens.new_full((len(news), width), -1)
-    request = torch.arange(len(news), device=news.device).repeat_interleave(news)
-    place = torch.arange(len(request), device=news.device) - inputs.query_start_loc[request]
-    padded[request, place] = inputs.tokens
+    accepted, padded = _accepted(inputs), _padded(inputs, inputs.tokens)
     total = int(accepted.sum())
     with load(PAD_FILE, stubs) as kernels:
         found = kernels.unpad_draft_extend_output(
@@ -112,3 +121,216 @@ def pad_sequence(inputs: BatchInputs) -> None:
         raise RuntimeError(message)
     blank = torch.where(mask.view(*rows.shape, 1, 1), 0, _rows_of(rows * 0))
     rows.copy_(_tokens_of(padded.view(*rows.shape, HEADS, CHANNELS) + blank))
+
+
+def _padded(inputs: BatchInputs, values: torch.Tensor) -> torch.Tensor:
+    """Return values of new tokens in a row for each request, with -1 behind them."""
+    news = inputs.query_start_loc.diff()
+    padded = values.new_full((len(news), max([1, *news.tolist()])), -1)
+    request = torch.arange(len(news), device=news.device).repeat_interleave(news)
+    place = torch.arange(len(request), device=news.device) - inputs.query_start_loc[request]
+    padded[request, place] = values
+    return padded
+
+
+def _accepted(inputs: BatchInputs) -> torch.Tensor:
+    """Return how many new tokens of each request are accepted."""
+    return inputs.query_start_loc.diff() - inputs.rejected
+
+
+def _samples(problem: BatchProblem) -> str | bool:
+    """Say that each request has few tokens, and keeps one."""
+    if not all(new for news, _ in problem.steps for new in news):
+        return "each request has a new token"
+    kept = keeps_tokens(problem)
+    return few_tokens(problem) if kept is True else kept
+
+
+def _alike(problem: BatchProblem) -> str | bool:
+    """Say that all requests of each batch have as many new tokens, and keep one."""
+    if any(len(set(news)) != 1 for news, _ in problem.steps):
+        return "all requests of a batch have as many new tokens"
+    return _samples(problem)
+
+
+@builder(
+    "sglang-bonus-tokens",
+    EAGLE_FILE,
+    "fill_bonus_tokens_func",
+    {"last_tokens": "kept"},
+    more=_samples,
+)
+def bonus_tokens(inputs: BatchInputs) -> None:
+    """Copy the last accepted token of each request."""
+    padded = _padded(inputs, inputs.tokens)
+    with load(EAGLE_FILE, _stubs) as kernels:
+        kernels.fill_bonus_tokens_func(
+            padded, _accepted(inputs), inputs.buffer, padded.shape[1], len(padded)
+        )
+
+
+def _some_tokens(problem: BatchProblem) -> str | bool:
+    few = few_tokens(problem)
+    return all(news for news, _ in problem.steps) or "a batch has a request" if few is True else few
+
+
+@builder(
+    "sglang-accepted-slots",
+    EAGLE_FILE,
+    "fill_accept_out_cache_loc_func",
+    {"accepted_tokens": "kept"},
+    more=_some_tokens,
+)
+def accepted_slots(inputs: BatchInputs) -> None:
+    """Copy what an index chooses of all new tokens: slots, to SGLang."""
+    places = torch.arange(len(inputs.tokens), device=inputs.tokens.device)
+    index = _padded(inputs, places)
+    columns = torch.arange(index.shape[1], device=index.device)
+    index[columns >= _accepted(inputs).unsqueeze(1)] = -1
+    with load(EAGLE_FILE, _stubs) as kernels:
+        kernels.fill_accept_out_cache_loc_func(
+            index.flatten(), inputs.tokens, inputs.buffer, index.numel()
+        )
+
+
+@builder(
+    "sglang-verify-commit",
+    EAGLE_FILE,
+    "prepare_verify_commit_outputs",
+    {"last_tokens": "kept", "accepted_seq_lens": "kept", "token_indices_to_sample": "kept"},
+    more=_alike,
+)
+def verify_commit(inputs: BatchInputs) -> None:
+    """Return what is committed of a batch whose requests have as many tokens each."""
+    requests, accepted = len(inputs.rows), _accepted(inputs)
+    width = len(inputs.tokens) // requests
+    index = torch.arange(len(inputs.tokens), device=accepted.device).view(requests, width)
+    with load(EAGLE_FILE, _stubs) as kernels:
+        lengths, bonus, _, (correct, select, ids) = kernels.prepare_verify_commit_outputs(
+            inputs.tokens, index, accepted, inputs.seq_lens - width, width, mamba_track_interval=2
+        )
+    if not (torch.equal(correct, accepted - 1) and torch.equal(ids, inputs.tokens.long())):
+        message = "accepted drafts, or the tokens, are others than those that were given"
+        raise RuntimeError(message)
+    found = {
+        "last_tokens": bonus,
+        "accepted_seq_lens": lengths,
+        "token_indices_to_sample": select,
+    }
+    inputs.buffer[:requests] = found[inputs.output].int()
+
+
+@builder(
+    "sglang-draft-extend-inputs",
+    EAGLE_FILE,
+    "prepare_draft_extend_inputs",
+    {"token_indices_to_sample": "kept"},
+    more=_alike,
+)
+def draft_extend_inputs(inputs: BatchInputs) -> None:
+    """Return the last accepted token of each request, of as many each."""
+    requests, accepted = len(inputs.rows), _accepted(inputs)
+    with load(EAGLE_FILE, _stubs) as kernels:
+        _, select, _ = kernels.prepare_draft_extend_inputs(
+            accepted, inputs.tokens, len(inputs.tokens) // requests
+        )
+    inputs.buffer[:requests] = select.int()
+
+
+@builder("sglang-extend-locs", LOCS_FILE, "assign_extend_cache_locs", {"slot_mapping": "kept"})
+def extend_locs(inputs: BatchInputs) -> None:
+    """Copy the slots of new tokens from a table of slots."""
+    requests = len(inputs.rows)
+    with load(LOCS_FILE, _stubs) as kernels:
+        kernels.assign_extend_cache_locs[(requests,)](
+            inputs.rows.long(),
+            inputs.token_table,
+            (inputs.seq_lens - inputs.query_start_loc.diff()).long(),
+            inputs.seq_lens.long(),
+            inputs.buffer,
+            inputs.token_table.shape[1],
+            _next_power_of_two(requests),
+        )
+
+
+@builder(
+    "sglang-extend-locs-uniform",
+    LOCS_FILE,
+    "assign_extend_cache_locs_uniform",
+    {"slot_mapping": "kept"},
+    more=_alike,
+)
+def extend_locs_uniform(inputs: BatchInputs) -> None:
+    """Copy slots of another pool, by its pages, of as many tokens of each request."""
+    requests, size = len(inputs.rows), inputs.page_size
+    width = len(inputs.tokens) // requests
+    pages = other_pool(inputs, 1)
+    virtual, positions = (torch.zeros_like(inputs.tokens, dtype=torch.int64) for _ in range(2))
+    other = torch.zeros_like(virtual)
+    starts = (inputs.seq_lens - width).long()
+    # A page of the other pool is another one, and the kernel maps it back.
+    offsets = inputs.token_table % size
+    table = ((inputs.token_table // size) ^ 1) * size + offsets
+    anchors = torch.zeros_like(starts)
+    with load(LOCS_FILE, _stubs) as kernels:
+        kernels.assign_extend_cache_locs_uniform[(requests,)](
+            inputs.rows.long(),
+            table,
+            starts,
+            virtual,
+            table.shape[1],
+            width,
+            full_v2p=pages,
+            swa_v2p=pages,
+            full_out=inputs.buffer,
+            swa_out=other,
+            PAGE_SIZE=size,
+            num_v_pages=MOST_SLOTS,
+            num_swa_pages=MOST_SLOTS,
+            positions_out=positions,
+            anchor_src=starts,
+            anchor_out=anchors,
+            anchor_stride=1,
+        )
+    news = torch.arange(width, device=starts.device)
+    if not (
+        torch.equal(positions.view(requests, width), starts.unsqueeze(1) + news)
+        and torch.equal(other, inputs.buffer[: len(other)])
+        and torch.equal(anchors, starts)
+    ):
+        message = "positions, anchors or slots of the second pool are others"
+        raise RuntimeError(message)
+
+
+def _few_drafts(problem: BatchProblem) -> str | bool:
+    return problem.drafts <= MOST_DECODED or f"at most {MOST_DECODED} tokens are drafted"
+
+
+@builder(
+    "sglang-draft-locs",
+    LOCS_FILE,
+    "assign_draft_cache_locs_contiguous_func",
+    {"query_slots": "kept"},
+    more=_few_drafts,
+)
+def draft_locs(inputs: BatchInputs) -> None:
+    """Copy the slots behind each request's accepted tokens, for two drafts at once if it is so."""
+    each, requests = 1 + inputs.drafts, len(inputs.rows)
+    ends = (inputs.seq_lens - inputs.rejected).long()
+    topk = 1 + (each % 2 == 0)
+    positions = torch.zeros(requests * topk, dtype=torch.int64, device=ends.device)
+    threefold = torch.zeros((3, requests * topk), dtype=torch.int64, device=ends.device)
+    with load(LOCS_FILE, _stubs) as kernels:
+        kernels.assign_draft_cache_locs_contiguous_func(
+            inputs.rows.long(),
+            inputs.token_table,
+            ends,
+            inputs.buffer,
+            topk,
+            each // topk,
+            positions=positions,
+            mrope=threefold,
+        )
+    if not all(torch.equal(each, ends.repeat_interleave(topk)) for each in (positions, *threefold)):
+        message = "positions of drafts are not behind the accepted tokens"
+        raise RuntimeError(message)

@@ -181,6 +181,7 @@ FLAT: dict[str, Callable[[BatchInputs], torch.Tensor]] = {
     "num_rejected_tokens": lambda inputs: inputs.rejected,
     "token_indices_to_sample": lambda inputs: inputs.query_start_loc[1:] - inputs.rejected - 1,
     "valid_sampled_tokens_count": lambda inputs: inputs.query_start_loc.diff() - inputs.rejected,
+    "accepted_seq_lens": _ends,
     "last_tokens": _last_tokens,
     "accepted_tokens": lambda inputs: inputs.tokens[_is_accepted(inputs)],
     "next_positions": lambda inputs: _next(inputs, _ends(inputs), 0),

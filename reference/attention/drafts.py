@@ -145,6 +145,11 @@ def valid_sampled_tokens_count(one: Verified) -> Iterable[int]:
     return [one.accepted]
 
 
+def accepted_seq_lens(one: Verified) -> Iterable[int]:
+    """Return the keys without the rejected ones."""
+    return [one.end]
+
+
 def last_tokens(one: Verified) -> Iterable[int]:
     """Return the last accepted token, or the next one where none is."""
     return [one.tokens[one.accepted - 1] if one.accepted else one.next_token]

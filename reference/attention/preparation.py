@@ -158,6 +158,7 @@ OUTPUTS: Final = {
                                         is_relative=True),
     "valid_sampled_tokens_count": _drafted(_of_verified(drafting.valid_sampled_tokens_count),
                                            "requests"),
+    "accepted_seq_lens": _drafted(_of_verified(drafting.accepted_seq_lens), "requests"),
     "last_tokens": _drafted(_of_verified(drafting.last_tokens), "requests"),
     "accepted_tokens": _drafted(_of_verified(drafting.accepted_tokens), "accepted"),
     "padded_tokens": _drafted(_of_verified(drafting.new_tokens), "tokens", is_table=True),

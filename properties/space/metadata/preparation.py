@@ -43,9 +43,16 @@ def batch_example(chosen: Mapping[str, Any]) -> BatchProblem:
     values = {name: value for name, value in chosen.items() if name != "outputs"}
     output, rest = chosen["outputs"]
     world = 2 if output == "local_seq_lens" else 1
-    if OUTPUTS[output].is_drafted:
+    steps = (((1, 2), (3, 5)),)
+    if _is_verified(output):
+        steps = (((2, 2), (3, 5)),)
         values |= {"rejected": ((0, 1),), "drafts": 1, "is_shifted": output in SHIFTED}
-    return BatchProblem(output, (((1, 2), (3, 5)),), rest=rest, world=world, **values)
+    return BatchProblem(output, steps, rest=rest, world=world, **values)
+
+
+def _is_verified(output: str) -> bool:
+    """Whether batches of drafts are drawn for an output."""
+    return OUTPUTS[output].is_drafted or output == "slot_mapping"
 
 
 @st.composite
@@ -112,4 +119,4 @@ def batch_problems(draw: st.DrawFn, axes: Axes) -> BatchProblem:
         spare_entries=min(spare, MOST_SPARE_ROWS) if OUTPUTS[output].is_table else spare,
         seed=draw(st.integers(0, LARGEST_SEED)),
     )
-    return draw(draft_problems(problem, cap)) if OUTPUTS[output].is_drafted else problem
+    return draw(draft_problems(problem, cap)) if _is_verified(output) else problem

@@ -54,6 +54,7 @@ DRAFTS = Drafts([1, 0], [11, 12, 13, 21], [14, 22], 2, 99)
         ("num_rejected_tokens", [1, 0], None),
         ("token_indices_to_sample", [1, 3], None),
         ("valid_sampled_tokens_count", [2, 1], None),
+        ("accepted_seq_lens", [5, 9], None),
         ("last_tokens", [12, 21], None),
         ("accepted_tokens", [11, 12, 21], None),
         ("padded_tokens", [[11, 12, 13], [21, 0, 0]], None),
