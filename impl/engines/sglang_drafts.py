@@ -6,23 +6,35 @@ import torch
 
 from ...reference import BatchProblem
 from ...reference.tensors.preparation import BatchInputs
-from .batches import MOST_DECODED, builder, few_tokens, keeps_tokens
+from .batches import MOST_DECODED, builder, few_tokens, keeps_tokens, scratch
 from .sglang_batches import MOST_SLOTS, PAD_FILE, other_pool
 from .sglang_calls import stubs
 from .sources import load
+from .vllm_stubs import Unused
 
 EAGLE_FILE = "sglang.kernels.ops.speculative.eagle"
 LOCS_FILE = "sglang.kernels.ops.speculative.cache_locs"
+TREE_FILE = "sglang.kernels.ops.speculative.spec_tree"
+RECONSTRUCT_FILE = "sglang.kernels.ops.speculative.reconstruct_tree"
+PACK_FILE = "sglang.kernels.ops.speculative.pack_verify_mask"
+TREES = {"tree_positions": "kept", "first_children": "kept", "next_siblings": "kept"}
+"""Outputs of kernels that build trees, beside their masks."""
 HEADS, CHANNELS = 2, 3
 """Heads and channels of the tensors whose tokens are padded."""
 
 
 def _stubs() -> dict[str, dict[str, object]]:
-    """Stand in for the rest of SGLang, on no other machine than one with CUDA or without a GPU."""
+    """Stand in for the rest of SGLang, on a machine for which it has Triton's kernels only."""
     found = stubs()
-    other = dict.fromkeys(("is_cpu", "is_musa", "is_npu", "is_xpu"), lambda: False)
+    other = dict.fromkeys(("is_cpu", "is_cuda", "is_musa", "is_npu", "is_xpu"), lambda: False)
     used = {**other, "next_power_of_2": _next_power_of_two}
-    return {**found, "sglang.srt.utils": {**found["sglang.srt.utils"], **used}}
+    anything: dict[str, object] = {"__getattr__": lambda _: Unused()}
+    names = ("sgl_kernel", "sglang.srt.platforms", "sglang.srt.platforms.interface")
+    return {
+        **found,
+        **dict.fromkeys((*names, "sgl_kernel.speculative"), anything),
+        "sglang.srt.utils": {**found["sglang.srt.utils"], **used},
+    }
 
 
 def _next_power_of_two(number: int) -> int:
@@ -334,3 +346,186 @@ def draft_locs(inputs: BatchInputs) -> None:
     if not all(torch.equal(each, ends.repeat_interleave(topk)) for each in (positions, *threefold)):
         message = "positions of drafts are not behind the accepted tokens"
         raise RuntimeError(message)
+
+
+class _Tree:
+    """What SGLang's kernels write of trees of one width, the output that is asked for included."""
+
+    def __init__(self, inputs: BatchInputs) -> None:
+        tokens, self.requests = len(inputs.tokens), len(inputs.rows)
+        self.width = tokens // self.requests
+        self.lengths = (inputs.seq_lens - self.width).long()
+        names = (*TREES, "index")
+        links = {name: scratch(inputs, name, tokens, torch.int64) for name in names}
+        for name in ("first_children", "next_siblings"):
+            links[name][:tokens] = -1  # the callers' buffers begin with it
+        self.positions, self.children, self.siblings, self.index = links.values()
+
+    def check(self) -> None:
+        """Check the numbers of tokens, which are those of the batch."""
+        if not torch.equal(self.index, torch.arange(len(self.index), device=self.index.device)):
+            message = "tokens of the tree are not numbered as those of the batch"
+            raise RuntimeError(message)
+
+
+def _build_tree(inputs: BatchInputs, mask: torch.Tensor, mode: int) -> None:
+    """Launch the kernel that builds trees, which chooses drafts of groups by their parents."""
+    tree = _Tree(inputs)
+    requests, width = tree.requests, tree.width
+    parents = inputs.parents.view(requests, width).long()
+    # A token's group is that of its parent's children; each has a place of its own in the group.
+    chosen = parents[:, 1:] * width + torch.arange(1, width, device=parents.device)
+    groups = torch.full((requests, width + 1), -1, device=parents.device, dtype=torch.long)
+    groups[:, 1:width] = chosen
+    with load(TREE_FILE, _stubs) as kernels:
+        kernels.sgl_build_tree_kernel_efficient_triton[(requests,)](
+            groups,
+            chosen.contiguous(),
+            tree.lengths,
+            tree.lengths.cumsum(0) - tree.lengths,
+            mask,
+            tree.positions,
+            tree.index,
+            tree.children,
+            tree.siblings,
+            topk=width,
+            depth=width,
+            draft_token_num=width,
+            tree_mask_mode=mode,
+            batch_size=requests,
+            parent_list_stride=groups.stride(0),
+            selected_index_stride=width - 1,
+        )
+    tree.check()
+
+
+@builder(
+    "sglang-build-tree",
+    TREE_FILE,
+    "sgl_build_tree_kernel_efficient_triton",
+    {"tree_mask": "kept", **TREES},
+    more=_alike,
+)
+def build_tree(inputs: BatchInputs) -> None:
+    """Write trees of new tokens, with masks of these only."""
+    squares = len(inputs.tokens) ** 2 // len(inputs.rows)
+    _build_tree(inputs, scratch(inputs, "tree_mask", squares, torch.bool), 1)
+
+
+@builder(
+    "sglang-build-tree-full",
+    TREE_FILE,
+    "sgl_build_tree_kernel_efficient_triton",
+    {"tree_mask": "kept"},
+    more=_alike,
+)
+def build_tree_full(inputs: BatchInputs) -> None:
+    """Write trees of new tokens, with masks of all keys."""
+    width = len(inputs.tokens) // len(inputs.rows)
+    counts = (inputs.seq_lens * width).tolist()
+    whole = torch.ones(sum(counts), dtype=torch.bool, device=inputs.tokens.device)
+    _build_tree(inputs, whole, 0)
+    rows = [mask.view(width, -1) for mask in whole.split(counts)]
+    if not all(row[:, :-width].all() for row in rows):
+        message = "a new token does not see a key before the tree"
+        raise RuntimeError(message)
+    found = torch.cat([row[:, -width:].flatten() for row in rows])
+    inputs.buffer[: len(found)] = found
+
+
+@builder(
+    "sglang-reconstruct-tree",
+    RECONSTRUCT_FILE,
+    "_reconstruct_tree_mask_kernel",
+    TREES,
+    more=_alike,
+)
+def reconstruct_tree(inputs: BatchInputs) -> None:
+    """Write trees of new tokens from their masks."""
+    tree = _Tree(inputs)
+    with load(RECONSTRUCT_FILE, _stubs) as kernels:
+        getattr(kernels, "_reconstruct_tree_mask_kernel")[(tree.requests,)](  # noqa: B009
+            _tree_masks(inputs),
+            tree.lengths,
+            tree.positions,
+            tree.index,
+            tree.children,
+            tree.siblings,
+            n=tree.width,
+            BLOCK_N=_next_power_of_two(tree.width),
+        )
+    tree.check()
+
+
+def _tree_masks(inputs: BatchInputs) -> torch.Tensor:
+    """Return which new tokens each one sees, of requests with as many each."""
+    width = len(inputs.tokens) // len(inputs.rows)
+    parents = inputs.parents.view(-1, width).long()
+    masks = torch.eye(width, dtype=torch.bool, device=parents.device).repeat(len(parents), 1, 1)
+    requests = torch.arange(len(parents), device=parents.device)
+    for token in range(1, width):
+        masks[:, token] |= masks[requests, parents[:, token]]
+    return masks.flatten()
+
+
+def _is_chain(problem: BatchProblem) -> str | bool:
+    return "its tokens are a chain" if problem.is_tree else _alike(problem)
+
+
+@builder(
+    "sglang-chain-tree",
+    EAGLE_FILE,
+    "build_chain_tree",
+    {"slot_mapping": "kept", "tree_mask": "kept", **TREES},
+    more=_is_chain,
+)
+def chain_tree(inputs: BatchInputs) -> None:
+    """Return the tree of a chain of drafts, with their slots and tokens."""
+    requests = len(inputs.rows)
+    tokens = inputs.tokens.view(requests, -1)
+    squares = tokens.numel() * tokens.shape[1]
+    with load(EAGLE_FILE, _stubs) as kernels:
+        mask, positions, index, children, siblings, found, slots, _ = kernels.build_chain_tree(
+            tokens[:, 0],
+            tokens[:, 1:],
+            (inputs.seq_lens - tokens.shape[1]).long(),
+            scratch(inputs, "tree_mask", squares, torch.bool),
+            inputs.rows.long(),
+            inputs.token_table,
+            with_mrope=True,
+        )
+    places = torch.arange(len(found), device=found.device)
+    if not (torch.equal(found, inputs.tokens) and torch.equal(index.flatten(), places)):
+        message = "tokens of the chain, or their numbers, are not those of the batch"
+        raise RuntimeError(message)
+    built = {
+        "slot_mapping": slots,
+        "tree_mask": mask,
+        "tree_positions": positions,
+        "first_children": children,
+        "next_siblings": siblings,
+    }[inputs.output]
+    inputs.buffer[: built.numel()] = built.flatten()
+
+
+@builder(
+    "sglang-pack-verify-mask",
+    PACK_FILE,
+    "pack_verify_mask_into",
+    {"packed_mask": "kept"},
+    more=_alike,
+)
+def pack_verify_mask(inputs: BatchInputs) -> None:
+    """Pack masks of all keys into bits, of as many new tokens of each request."""
+    width = len(inputs.tokens) // len(inputs.rows)
+    sizes = (inputs.seq_lens * width + 7) // 8
+    with load(PACK_FILE, _stubs) as kernels:
+        kernels.pack_verify_mask_into(
+            inputs.mask,
+            torch.nn.functional.pad(inputs.seq_lens.cumsum(0), (1, 0)).int(),
+            torch.nn.functional.pad(sizes.cumsum(0), (1, 0)).int(),
+            inputs.buffer,
+            batch_size=len(inputs.rows),
+            query_width=width,
+            max_kv_len=int(inputs.seq_lens.max()),
+        )

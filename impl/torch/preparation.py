@@ -164,6 +164,64 @@ def _query_positions(inputs: BatchInputs) -> torch.Tensor:
     return _ends(inputs)[units.request] + units.number
 
 
+def _paths(inputs: BatchInputs) -> torch.Tensor:
+    """Return a matrix of all new tokens: which ones of the same request each sees."""
+    units = _tokens(inputs)
+    starts = inputs.query_start_loc.long()[units.request]
+    parents = torch.where(inputs.parents < 0, -1, starts + inputs.parents)
+    current = torch.arange(len(parents), device=parents.device)
+    seen = torch.zeros((len(parents), len(parents) + 1), dtype=torch.bool, device=parents.device)
+    # The last column is that of no token, at which all paths end.
+    parents = torch.nn.functional.pad(parents, (0, 1), value=-1)
+    for _ in range(int(units.number.max()) + 1 if len(current) else 0):
+        seen[torch.arange(len(current), device=current.device), current] = True
+        current = parents[current]
+    return seen[:, :-1]
+
+
+def _tree_mask(inputs: BatchInputs) -> torch.Tensor:
+    request = _tokens(inputs).request
+    return _paths(inputs)[request.unsqueeze(1) == request]
+
+
+def _tree_positions(inputs: BatchInputs) -> torch.Tensor:
+    first = inputs.computed[inputs.rows.long()][_tokens(inputs).request]
+    return first + _paths(inputs).sum(1) - 1
+
+
+def _first_children(inputs: BatchInputs) -> torch.Tensor:
+    units = _tokens(inputs)
+    starts = inputs.query_start_loc.long()[units.request]
+    found = torch.full_like(units.number, -1)
+    # From the last to the first, so that the first child is what stays.
+    for token in reversed(range(len(found))):
+        if inputs.parents[token] >= 0:
+            found[starts[token] + inputs.parents[token]] = units.number[token]
+    return found
+
+
+def _next_siblings(inputs: BatchInputs) -> torch.Tensor:
+    units = _tokens(inputs)
+    found = torch.full_like(units.number, -1)
+    last: dict[tuple[int, int], int] = {}
+    pairs = zip(units.request.tolist(), inputs.parents.tolist(), strict=True)
+    for token, pair in enumerate(pairs):
+        if pair in last:
+            found[last[pair]] = units.number[token]
+        last[pair] = token
+    return found
+
+
+def _packed_mask(inputs: BatchInputs) -> torch.Tensor:
+    counts = inputs.query_start_loc.diff() * inputs.seq_lens
+    weights = 2 ** torch.arange(8, device=counts.device)
+    packed = [inputs.tokens.new_zeros(0, dtype=torch.long)]
+    for bits in inputs.mask.split(counts.tolist()):
+        whole = torch.nn.functional.pad(bits, (0, -len(bits) % 8)).view(-1, 8)
+        packed.append((whole * weights).sum(1))
+    return torch.cat(packed)
+
+
 FLAT: dict[str, Callable[[BatchInputs], torch.Tensor]] = {
     "kv_indices": _slots,
     "page_indices": lambda inputs: _pages(inputs)[1],
@@ -199,6 +257,11 @@ FLAT: dict[str, Callable[[BatchInputs], torch.Tensor]] = {
         inputs, _queries(inputs).request, _query_positions(inputs)
     ),
     "query_indices_to_sample": lambda inputs: _queries(inputs).number.nonzero().flatten(),
+    "tree_mask": _tree_mask,
+    "tree_positions": _tree_positions,
+    "first_children": _first_children,
+    "next_siblings": _next_siblings,
+    "packed_mask": _packed_mask,
 }
 """The entries of tensors without rows, by output."""
 

@@ -330,6 +330,44 @@ def slots_of_the_last_page(inputs: BatchInputs) -> torch.Tensor:
     return slots
 
 
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("tree_mask", "tree_positions"))
+def trees_as_chains(inputs: BatchInputs) -> torch.Tensor:
+    """Let each new token follow the one before it, whatever the tree is."""
+    starts = inputs.query_start_loc.tolist()
+    chain = [token for start, end in pairwise(starts) for token in range(-1, end - start - 1)]
+    return _right(inputs, parents=torch.tensor(chain, dtype=torch.int32))
+
+
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("next_siblings"))
+def siblings_of_other_parents(inputs: BatchInputs) -> torch.Tensor:
+    """Take the next token that follows any one for a sibling."""
+    starts = inputs.query_start_loc.tolist()
+    roots = torch.full_like(inputs.parents, 0)
+    roots[[start for start, end in pairwise(starts) if end > start]] = -1
+    return _right(inputs, parents=roots)
+
+
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("packed_mask"))
+def highest_bit_first(inputs: BatchInputs) -> torch.Tensor:
+    """Pack the first key into the highest bit, as numpy does."""
+    packed = _right(inputs)
+    entries = int(((inputs.query_start_loc.diff() * inputs.seq_lens + 7) // 8).sum())
+    bits = (packed[:entries].long().unsqueeze(1) >> torch.arange(8)) & 1
+    packed[:entries] = (bits.flip(1) << torch.arange(8)).sum(1).to(torch.uint8)
+    return packed
+
+
+@seeded(BUGS, BATCH, "batch_parts", supports=_builds("packed_mask"))
+def masks_in_one_row(inputs: BatchInputs) -> torch.Tensor:
+    """Pack the masks of all requests behind one another, and not from a byte of its own each."""
+    before, packed = inputs.buffer.clone(), _right(inputs)
+    whole = torch.nn.functional.pad(inputs.mask, (0, -len(inputs.mask) % 8)).view(-1, 8)
+    entries = int(((inputs.query_start_loc.diff() * inputs.seq_lens + 7) // 8).sum())
+    packed[:entries] = before[:entries]
+    packed[: len(whole)] = (whole.long() << torch.arange(8)).sum(1).to(torch.uint8)
+    return packed
+
+
 @seeded(CONTROLS, BATCH, control="honest")
 def own_batch_buffer(inputs: BatchInputs) -> torch.Tensor:
     """Return a tensor of its own, and leave the buffer as it was."""

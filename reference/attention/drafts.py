@@ -33,6 +33,8 @@ class Drafts(NamedTuple):
         is_shifted: whether a drafter sees each token beside the hidden state of the one before, so
             that a request's first new token is left out.
         max_model_len: keys that a request has at most; positions from it on are none.
+        parents: [T] integers, the token of the same request before each new token, counted among
+            the request's new ones; -1 of the first. None: each follows the last, a chain.
     """
 
     rejected: torch.Tensor | Sequence[int]
@@ -42,6 +44,7 @@ class Drafts(NamedTuple):
     mask_token: int = 1
     is_shifted: bool = False
     max_model_len: int = LONGEST_MODEL
+    parents: torch.Tensor | Sequence[int] | None = None
 
 
 class Verified(NamedTuple):
@@ -52,6 +55,7 @@ class Verified(NamedTuple):
         start: the place of its first new token among those of the batch.
         position: the position of its first new token.
         tokens: the ids of its new tokens.
+        parents: the new token before each of them, -1 of the first.
         accepted: how many of these are accepted.
         next_token: the token that follows the accepted ones.
         pages: its row of the block table.
@@ -63,6 +67,7 @@ class Verified(NamedTuple):
     start: int
     position: int
     tokens: list[int]
+    parents: list[int]
     accepted: int
     next_token: int
     pages: list[int]
@@ -83,7 +88,7 @@ class Verified(NamedTuple):
     def expanded(self) -> int:
         """Entries that a drafter is given: the kept tokens, those to draft, the rejected ones."""
         shift = self.drafts.is_shifted
-        return entry_counts(len(self.tokens), 0, self.drafts.num_drafts, shift=shift)["expanded"]
+        return entry_counts(len(self.tokens), 0, 0, self.drafts.num_drafts, shift=shift)["expanded"]
 
     @property
     def drafted(self) -> list[int]:
@@ -106,18 +111,29 @@ class Verified(NamedTuple):
             raise ValueError(message)
         return self.pages[page] * self.page_size + offset
 
+    def path(self, token: int) -> list[int]:
+        """Return a new token and those before it in the tree."""
+        found = []
+        while token >= 0:
+            found.append(token)
+            token = self.parents[token]
+        return found
+
     @property
     def fits(self) -> bool:
         """Whether the model takes a token behind the accepted ones."""
         return self.end < self.drafts.max_model_len
 
 
-def entry_counts(tokens: Count, rejected: Count, count: int, *, shift: bool) -> dict[str, Count]:
+def entry_counts(
+    tokens: Count, rejected: Count, keys: Count, count: int, *, shift: bool
+) -> dict[str, Count]:
     """Return how many entries requests have, by what they have one entry of.
 
     Args:
         tokens: new tokens, of one request or of each.
         rejected: how many of these are rejected.
+        keys: keys, new tokens included.
         count: tokens that are drafted next.
         shift: whether a request's first new token is left out.
     """
@@ -127,6 +143,8 @@ def entry_counts(tokens: Count, rejected: Count, count: int, *, shift: bool) -> 
         "expanded": tokens - (tokens > 0) * int(shift) + count,
         "queries": tokens * 0 + 1 + count,
         "drafts": tokens * 0 + count,
+        "squares": tokens * tokens,
+        "bytes": (tokens * keys + 7) // 8,
     }
 
 
@@ -251,10 +269,50 @@ def query_indices_to_sample(one: Verified) -> Iterable[int]:
     return range(first, first + one.drafts.num_drafts)
 
 
+def tree_mask(one: Verified) -> Iterable[int]:
+    """Return of each new token which new tokens it sees: itself and those before it."""
+    tokens = range(len(one.tokens))
+    paths = map(one.path, tokens)
+    return [other in path for path in paths for other in tokens]
+
+
+def tree_positions(one: Verified) -> Iterable[int]:
+    """Return the positions of new tokens in their branches."""
+    return [one.position + len(one.path(token)) - 1 for token in range(len(one.tokens))]
+
+
+def first_children(one: Verified) -> Iterable[int]:
+    """Return of each new token the first one that follows it, -1 where none does."""
+    return [_first(one, token, after=token) for token in range(len(one.tokens))]
+
+
+def next_siblings(one: Verified) -> Iterable[int]:
+    """Return of each new token the next one that follows the same token, -1 where none does."""
+    parents = enumerate(one.parents)
+    return [_first(one, parent, after=token) if token else -1 for token, parent in parents]
+
+
+def _first(one: Verified, parent: int, *, after: int) -> int:
+    """Return the first new token behind another one that follows a token, -1 if none does."""
+    later = range(after + 1, len(one.tokens))
+    return next((token for token in later if one.parents[token] == parent), -1)
+
+
+def packed_mask(one: Verified) -> Iterable[int]:
+    """Return which keys each new token sees in bits, the first key's lowest, in whole bytes."""
+    tokens, before = len(one.tokens), [True] * one.position
+    seen = list(tree_mask(one))
+    rows = [[*before, *seen[row * tokens : (row + 1) * tokens]] for row in range(tokens)]
+    bits = [bit for row in rows for bit in row]
+    bytes_of = range(0, len(bits), 8)
+    return [sum(bit << place for place, bit in enumerate(bits[at : at + 8])) for at in bytes_of]
+
+
 def on_the_host(drafts: Drafts) -> Drafts:
     """Return drafts as lists."""
     return drafts._replace(
         rejected=host_integers("rejected", drafts.rejected),
         tokens=host_integers("tokens", drafts.tokens),
         next_tokens=host_integers("next_tokens", drafts.next_tokens),
+        parents=None if drafts.parents is None else host_integers("parents", drafts.parents),
     )

@@ -67,6 +67,7 @@ class _Batch(NamedTuple):
             start,
             self.seq_lens[request] - new,
             list(drafts.tokens[start:end]),
+            list(range(-1, new - 1)) if drafts.parents is None else list(drafts.parents[start:end]),
             new - int(drafts.rejected[request]),
             int(drafts.next_tokens[request]),
             self.table[self.rows[request]],
@@ -92,7 +93,16 @@ class Output(NamedTuple):
 
     entries: Callable[[_Batch, int], Iterable[int]]
     size: Literal[
-        "tokens", "requests", "keys", "pages", "accepted", "expanded", "queries", "drafts"
+        "tokens",
+        "requests",
+        "keys",
+        "pages",
+        "accepted",
+        "expanded",
+        "queries",
+        "drafts",
+        "squares",
+        "bytes",
     ]
     dtype: torch.dtype = torch.int32
     first: tuple[int, ...] = ()
@@ -182,6 +192,11 @@ OUTPUTS: Final = {
                             blank=PAD_SLOT),
     "query_indices_to_sample": _drafted(_of_verified(drafting.query_indices_to_sample), "drafts",
                                         is_relative=True),
+    "tree_mask": _drafted(_of_verified(drafting.tree_mask), "squares", torch.bool),
+    "tree_positions": _drafted(_of_verified(drafting.tree_positions), "tokens", torch.int64),
+    "first_children": _drafted(_of_verified(drafting.first_children), "tokens", torch.int64),
+    "next_siblings": _drafted(_of_verified(drafting.next_siblings), "tokens", torch.int64),
+    "packed_mask": _drafted(_of_verified(drafting.packed_mask), "bytes", torch.uint8),
 }  # fmt: skip
 """What ``prepare_batch`` can be asked for, by name."""
 
@@ -333,9 +348,23 @@ def _checked_drafts(output: str, drafts: Drafts | None, starts: list[int]) -> Dr
         if len(getattr(given, name)) != wanted:
             message = f"{name} has {len(getattr(given, name))} entries; the batch has {wanted}"
             raise ValueError(message)
+    if given.parents is not None:
+        _check_parents(list(given.parents), starts)
     for request, (start, end) in enumerate(pairwise(starts)):
         if not 0 <= given.rejected[request] <= end - start:
             found = f"rejected[{request}] is {given.rejected[request]}"
             message = f"{found}; the request has {end - start} new tokens"
             raise ValueError(message)
     return given
+
+
+def _check_parents(parents: list[int], starts: list[int]) -> None:
+    """Refuse trees whose tokens do not follow tokens before them, the first one none."""
+    if len(parents) != starts[-1]:
+        message = f"parents has {len(parents)} entries; the batch has {starts[-1]}"
+        raise ValueError(message)
+    for start, end in pairwise(starts):
+        for token, parent in enumerate(parents[start:end]):
+            if not (0 <= parent < token if token else parent == -1):
+                message = f"parents[{start + token}] is {parent}; it must be a token before it"
+                raise ValueError(message)

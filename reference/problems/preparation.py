@@ -39,11 +39,14 @@ class BatchProblem(BaseProblem):
         drafts: tokens that are drafted next, of each request.
         is_shifted: whether a drafter is not given a request's first new token.
         max_model_len: keys that a request has at most.
+        is_tree: whether new tokens are those of a tree by the seed, not of a chain.
     """
 
     kind: ClassVar[str] = "batch"
     operation: ClassVar[str] = "prepare_batch"
-    later_fields: ClassVar[tuple[str, ...]] = ("rejected", "drafts", "is_shifted", "max_model_len")
+    later_fields: ClassVar[tuple[str, ...]] = (
+        "rejected", "drafts", "is_shifted", "max_model_len", "is_tree",
+    )  # fmt: skip
 
     output: str = "kv_indices"
     steps: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (((1,), (1,)),)
@@ -61,6 +64,7 @@ class BatchProblem(BaseProblem):
     drafts: int = 0
     is_shifted: bool = False
     max_model_len: int = LONGEST_MODEL
+    is_tree: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what no call can look like."""
@@ -118,9 +122,9 @@ class BatchProblem(BaseProblem):
         if size in {"pages", "keys", "requests"}:
             pages = sum(-(-keys // self.page_size) for keys in seq_lens)
             return {"keys": sum(seq_lens), "pages": pages, "requests": len(seq_lens)}[size]
-        requests = zip(query_lens, self.rejected_in(step), strict=True)
+        requests = zip(query_lens, self.rejected_in(step), seq_lens, strict=True)
         shift = self.is_shifted
-        return sum(entry_counts(t, j, self.drafts, shift=shift)[size] for t, j in requests)
+        return sum(entry_counts(*each, self.drafts, shift=shift)[size] for each in requests)
 
     @property
     def exact(self) -> bool:

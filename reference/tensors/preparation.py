@@ -39,6 +39,8 @@ class BatchInputs:
         page_indptr: [R + 1] int32, where its pages begin.
         rejected: [R] int32, how many of each request's new tokens are rejected, its last ones.
         tokens: [T] int32, the ids of the new tokens.
+        parents: [T] int32, the token of the same request before each new token, -1 of the first.
+        mask: flat bool, which keys each new token sees, where a mask is packed; else empty.
         next_tokens: [R] int32, the id of the token that follows the accepted ones.
         buffer: the buffer that is written; what it holds before is garbage, or what an earlier
             batch left there. A table has a row for each request.
@@ -68,6 +70,8 @@ class BatchInputs:
     rejected: torch.Tensor
     tokens: torch.Tensor
     next_tokens: torch.Tensor
+    parents: torch.Tensor
+    mask: torch.Tensor
     buffer: torch.Tensor
     page_size: int
     rest: str = "kept"
@@ -127,10 +131,12 @@ def batch_inputs(problem: BatchProblem, home: Allocator, *, step: int = 0) -> Ba
         "rejected": torch.tensor(problem.rejected_in(step), dtype=torch.int32),
         "tokens": token_ids("tokens", int(news.sum())),
         "next_tokens": token_ids("next tokens", len(news)),
+        "parents": _parents(problem, step),
     })  # fmt: skip
     return BatchInputs(
         output=problem.output,
         **integers,
+        mask=home.place("mask", _mask(problem, step)),
         buffer=home.place("buffer", before.to(output.dtype)),
         page_size=size,
         rest=problem.rest,
@@ -144,6 +150,32 @@ def batch_inputs(problem: BatchProblem, home: Allocator, *, step: int = 0) -> Ba
         lookahead=problem.lookahead,
         storages=home.storages,
     )
+
+
+def _parents(problem: BatchProblem, step: int) -> torch.Tensor:
+    """Return of each new token the one before it: the last one, or in a tree any by the seed."""
+    news, _ = problem.steps[step]
+    place = torch.tensor([token for new in news for token in range(new)], dtype=torch.long)
+    parents = place - 1
+    if problem.is_tree:
+        key = stream(problem.seed, f"parents {step}")
+        drawn = bits(key, torch.arange(1), len(place)).flatten() % place.clamp(min=1)
+        parents = torch.where(place > 0, drawn, -1)
+    return parents.int()
+
+
+def _mask(problem: BatchProblem, step: int) -> torch.Tensor:
+    """Return which keys each new token sees, flat, where a mask is packed; else nothing."""
+    rows, parents = [torch.zeros(0, dtype=torch.bool)], _parents(problem, step).tolist()
+    start = 0
+    for new, keys in zip(*problem.steps[step], strict=True):
+        seen = torch.ones((new, keys), dtype=torch.bool)
+        for token, parent in enumerate(parents[start : start + new]):
+            seen[token, keys - new :] = seen[parent, keys - new :] if token else False
+            seen[token, keys - new + token] = True
+        rows.append(seen.flatten())
+        start += new
+    return torch.cat(rows) if problem.output == "packed_mask" else rows[0]
 
 
 def prepared(inputs: BatchInputs) -> torch.Tensor:
@@ -169,5 +201,6 @@ def prepared(inputs: BatchInputs) -> torch.Tensor:
             MASK_TOKEN,
             inputs.is_shifted,
             inputs.max_model_len,
+            inputs.parents,
         ),
     )

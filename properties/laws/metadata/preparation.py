@@ -61,11 +61,12 @@ def parts(subject: Subject, problem: BatchProblem) -> Verdict:
 def _counts(inputs: BatchInputs) -> list[int]:
     """Return the number of entries of each request."""
     pages, news = inputs.page_indptr.diff(), inputs.query_start_loc.diff()
+    shift = inputs.is_shifted
     counts = {
         "keys": inputs.kv_indptr.diff(),
         "pages": pages,
         "requests": torch.ones_like(pages),
-        **entry_counts(news, inputs.rejected, inputs.drafts, shift=inputs.is_shifted),
+        **entry_counts(news, inputs.rejected, inputs.seq_lens, inputs.drafts, shift=shift),
     }
     return counts[OUTPUTS[inputs.output].size].tolist()
 
@@ -89,9 +90,13 @@ def _of_requests(inputs: BatchInputs, chosen: list[int]) -> BatchInputs:
     indptrs = {name: indptr(getattr(inputs, name)) for name in names}
     numbers = ("seq_lens", "rows", "first_keys", "rejected", "next_tokens")
     lengths = {name: getattr(inputs, name)[chosen] for name in numbers}
-    tokens = inputs.tokens.split(inputs.query_start_loc.diff().tolist())
-    of_chosen = torch.cat([tokens[request] for request in chosen])
-    return replace(inputs, **indptrs, **lengths, tokens=of_chosen)  # type: ignore[arg-type]
+    news = inputs.query_start_loc.diff()
+    bits = news * inputs.seq_lens if len(inputs.mask) else news * 0
+    sizes = {"tokens": news, "parents": news, "mask": bits}
+    for name, counts in sizes.items():
+        of_requests = getattr(inputs, name).split(counts.tolist())
+        lengths[name] = torch.cat([of_requests[request] for request in chosen])
+    return replace(inputs, **indptrs, **lengths)  # type: ignore[arg-type]
 
 
 def garbage(subject: Subject, problem: BatchProblem) -> Verdict:
@@ -111,7 +116,8 @@ def garbage(subject: Subject, problem: BatchProblem) -> Verdict:
         pages[row, :count] = inputs.block_table[row, :count]
         keys[row, :length] = inputs.token_table[row, :length]
     longer_by = MORE_ENTRIES if first.dim() == 1 else MORE_ROWS
-    more = first.new_full((longer_by, *first.shape[1:]), OTHER_GARBAGE)
+    more = torch.full((longer_by, *first.shape[1:]), OTHER_GARBAGE, device=first.device)
+    more = more.to(first.dtype)  # fewer bits of it in masks
     longer = torch.cat([subject.materialise(problem).buffer, more])
     other = replace(
         inputs, block_table=pages, token_table=keys, computed=computed, buffer=longer.clone()

@@ -34,6 +34,10 @@ MOST_KEYS = 4200
 MOST_REQUESTS, MOST_SPARE_ROWS = 6, 7
 MOST_DRAFTS = 9
 """Most tokens that are verified at once, and drafted."""
+MOST_KEYS_OF_A_MASK = 1024
+"""Most keys of a request whose mask, or tree, has an entry for each token and key."""
+TREES = ("tree_mask", "tree_positions", "first_children", "next_siblings", "packed_mask")
+"""Outputs for which few tokens are verified at once."""
 SHIFTED = ("hidden_state_mapping",)
 """Outputs that no drafter without hidden states has."""
 
@@ -63,7 +67,9 @@ def draft_problems(draw: st.DrawFn, problem: BatchProblem, most_keys: int) -> Ba
     least, may_be_whole = draw(sampled((*[(1, False)] * 4, (0, False), (0, True))))
     are_alike = draw(st.booleans())
     news = st.just(width) if are_alike else st.integers(least, width)
-    if not are_alike and draw(st.booleans()):
+    is_matrix = problem.output in TREES
+    most_keys = min(most_keys, MOST_KEYS_OF_A_MASK) if is_matrix else most_keys
+    if not are_alike and not is_matrix and draw(st.booleans()):
         news |= sampled((*NEW_TOKENS, most_keys))
     keys = st.integers(1, 2) | lengths(most_keys, problem.page_size)
 
@@ -84,6 +90,7 @@ def draft_problems(draw: st.DrawFn, problem: BatchProblem, most_keys: int) -> Ba
         rejected=tuple(tuple(j for _, _, j in step) for step in steps),
         drafts=draw(sampled((1, 2, 3, 7, MOST_DRAFTS, 0))),
         is_shifted=problem.output in SHIFTED or draw(st.booleans()),
+        is_tree=draw(st.booleans()),
         max_model_len=draw(sampled((LONGEST_MODEL, max(longest, 1), max(longest - 1, 1)))),
     )
 

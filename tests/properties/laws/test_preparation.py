@@ -21,7 +21,7 @@ STEPS = (((1, 5, 2, 0), (7, 5, 19, 0)), ((1, 1), (8, 6)), ((9,), (9,)))
 REJECTED = ((0, 3, 2, 0), (0, 1), (5,))
 MIXED = BatchProblem(
     "page_table", STEPS, 4, spare_rows=1, spare_columns=1, spare_entries=3,
-    rejected=REJECTED, drafts=3, is_shifted=True, max_model_len=16,
+    rejected=REJECTED, drafts=3, is_shifted=True, max_model_len=16, is_tree=True,
 )  # fmt: skip
 """Decodes, a prefill, a request without keys, and smaller batches behind it. Two requests keep none
 of their new tokens, and one is as long as the model takes."""

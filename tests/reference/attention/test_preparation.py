@@ -43,7 +43,7 @@ def test_each_output_of_a_batch(output: str, expected: object) -> None:
 
 VERIFIED = ([0, 3, 4], [6, 9], [[7, 3], [5, 2, 8]], 4)
 """Three new tokens of six keys, and one of nine."""
-DRAFTS = Drafts([1, 0], [11, 12, 13, 21], [14, 22], 2, 99)
+DRAFTS = Drafts([1, 0], [11, 12, 13, 21], [14, 22], 2, 99, parents=[-1, 0, 0, -1])
 """The last of three tokens is rejected, and two tokens are drafted."""
 
 
@@ -71,6 +71,11 @@ DRAFTS = Drafts([1, 0], [11, 12, 13, 21], [14, 22], 2, 99)
         ("query_positions", [5, 6, 7, 9, 10, 11], None),
         ("query_slots", [13, 14, 15, 33, 34, 35], None),
         ("query_indices_to_sample", [1, 2, 4, 5], None),
+        ("tree_mask", [1, 0, 0, 1, 1, 0, 1, 0, 1, 1], None),
+        ("tree_positions", [3, 4, 4, 8], None),
+        ("first_children", [1, -1, -1, -1], None),
+        ("next_siblings", [-1, 2, -1, -1], None),
+        ("packed_mask", [0b11001111, 0b11110111, 0b10, 0b11111111, 0b1], None),
     ],
 )
 def test_each_output_that_depends_on_drafts(output: str, expected: object, shifted: object) -> None:
@@ -79,6 +84,18 @@ def test_each_output_that_depends_on_drafts(output: str, expected: object, shift
     assert found.dtype == OUTPUTS[output].dtype
     found = prepare_batch(output, *VERIFIED, drafts=DRAFTS._replace(is_shifted=True))
     assert found.tolist() == (shifted or expected)
+
+
+def test_drafts_without_parents_are_a_chain() -> None:
+    chain = DRAFTS._replace(parents=None)
+    expected = {
+        "tree_mask": [1, 0, 0, 1, 1, 0, 1, 1, 1, 1],
+        "tree_positions": prepare_batch("positions", *VERIFIED).tolist(),
+        "first_children": [1, 2, -1, -1],
+        "next_siblings": [-1] * 4,
+    }
+    for output, entries in expected.items():
+        assert prepare_batch(output, *VERIFIED, drafts=chain).tolist() == entries
 
 
 def test_a_model_takes_no_more_keys() -> None:
@@ -167,6 +184,12 @@ def test_it_agrees_with_the_metadata_and_the_slots_of_a_batch() -> None:
         (BATCH, {"rank": 1}, "rank is 1; the group has 1 ranks"),
         (BATCH, {"output": "next_slots"}, "output is 'next_slots'; it needs drafts"),
         (BATCH, {"drafts": Drafts([0], [1] * 3, [1] * 2)}, "rejected has 1 entries; the batch has"),
+        (BATCH, {"drafts": Drafts([0, 0], [1] * 3, [1] * 2, parents=[-1])}, "parents has 1"),
+        (
+            BATCH,
+            {"drafts": Drafts([0, 0], [1] * 3, [1] * 2, parents=[-1, 1, -1])},
+            r"parents\[1\] is 1; it must be a token before it",
+        ),
         (BATCH, {"drafts": Drafts([3, 0], [1] * 3, [1] * 2)}, r"rejected\[0\] is 3; the request"),
         (
             ([0, 2, 3], [8, 3], [[7, 3], [5, 2]], 4),
@@ -194,6 +217,7 @@ def test_a_problems_tensors() -> None:
     assert first.computed[first.rows.long()].tolist() == [4, 0, 0]
     assert first.block_table.shape == second.block_table.shape == (5, 3)
     assert first.token_table.shape == (5, 6)
+    assert first.parents.tolist() == [-1, -1, 0]
     assert first.buffer.shape == second.buffer.shape == (6, 3)
     assert (first.buffer >= 2**30).all()
     pages = prepared(first)
@@ -219,3 +243,13 @@ def test_a_problems_tensors() -> None:
 def test_problems_that_no_call_can_be(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         BatchProblem(**fields)  # type: ignore[arg-type]
+
+
+def test_the_mask_of_a_problem_is_what_its_bits_are() -> None:
+    steps = (((3, 0, 9), (20, 0, 9)),)
+    problem = BatchProblem("packed_mask", steps, is_tree=True, seed=3)
+    inputs = batch_inputs(problem, Allocator(CPU, 0.0))
+    numbers = prepared(inputs)
+    bits = (numbers.unsqueeze(1) >> torch.arange(8)) & 1
+    assert bits[:8].flatten()[:60].tolist() == inputs.mask[:60].int().tolist()
+    assert bits[8:].flatten()[:81].tolist() == inputs.mask[60:].int().tolist()
