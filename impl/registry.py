@@ -173,6 +173,7 @@ SHIPPED = {
     "sglang-flashmla-kv-indices": "engines.sglang_batches:flashmla_kv_indices",
     "sglang-positions": "engines.sglang_batches:positions",
     "sglang-seqlens-expand": "engines.sglang_batches:token_seq_lens",
+    "sglang-num-kv-splits": "engines.sglang_batches:num_kv_splits",
     "sglang-decode-metadata": "engines.sglang_batches:decode_metadata",
     "sglang-decode-metadata-zero-tail": "engines.sglang_batches:decode_metadata_zero_tail",
     "sglang-decode-metadata-swa": "engines.sglang_batches:decode_metadata_swa",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...reference import BatchProblem
+from ...reference.attention.splits import planned
 from ...reference.tensors.preparation import BatchInputs
 from .batches import builder, scratch
 from .sglang_calls import file_of, stubs
@@ -19,6 +20,9 @@ TRTLLM_TABLE_FILE = file_of("trtllm_mha_page_table")
 TRTLLM_GRAPH_FILE = file_of("trtllm_mha_graph_metadata")
 LENGTHS = {"seq_lens": "kept", "kv_indptr": "kept", "query_start_loc": "kept"}
 """Outputs of the fused kernels beside the table of pages."""
+CLOSE = 1e-3
+"""Distance of a number of programs from a whole one below which float32's logarithm may round to
+either: a few units in the last place of a logarithm below 16, times some hundred cores."""
 MOST_SLOTS = 2**20
 """Slots of a pool, a power of two above those that problems have."""
 
@@ -198,6 +202,44 @@ def _decode(inputs: BatchInputs, tokens: torch.Tensor, **options: object) -> Non
             **options,
             **swa,
         )
+
+
+def _clear_numbers(problem: BatchProblem) -> str | bool:
+    """Say that no logarithm is so close to a whole number of programs that roundings decide."""
+    for news, keys in problem.steps:
+        programs = planned(max(keys, default=1), problem.splits[3])
+        if not news:
+            return "a batch has a request"
+        if 0 < abs(programs - round(programs)) < CLOSE:
+            return "the logarithm of the longest request is rounded in float32"
+    return True
+
+
+@builder(
+    "sglang-num-kv-splits",
+    METADATA_FILE,
+    "get_num_kv_splits_triton",
+    {"num_kv_splits": "kept"},
+    more=_clear_numbers,
+)
+def num_kv_splits(inputs: BatchInputs) -> None:
+    """Write into how many parts the keys of each query are divided, and whether lengths differ."""
+    requests = len(inputs.rows)
+    uneven = torch.full((1,), -1, dtype=torch.int32, device=inputs.buffer.device)
+    with load(METADATA_FILE, stubs) as kernels:
+        kernels.get_num_kv_splits_triton[(1,)](
+            inputs.buffer,
+            inputs.seq_lens,
+            requests,
+            1 + inputs.drafts,
+            *inputs.splits,
+            MAX_NUM_SEQ=1 << (requests - 1).bit_length(),
+            uneven_batch_ptr=uneven,
+        )
+    longest, shortest = int(inputs.seq_lens.max()), int(inputs.seq_lens.min())
+    if int(uneven) != (longest * 4 >= shortest * 5 and longest > shortest):
+        message = f"lengths from {shortest} to {longest} are said to be uneven: {int(uneven)}"
+        raise RuntimeError(message)
 
 
 @builder(

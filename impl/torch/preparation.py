@@ -222,6 +222,26 @@ def _packed_mask(inputs: BatchInputs) -> torch.Tensor:
     return torch.cat(packed)
 
 
+def _num_kv_splits(inputs: BatchInputs) -> torch.Tensor:
+    """Divide as many times as the shortest request fits, and until each core has a program."""
+    keys, queries = inputs.seq_lens.long(), 1 + inputs.drafts
+    if not len(keys):
+        return keys
+    heads, kv_heads, most, cores = inputs.splits
+    longest, shortest = keys.max(), keys.min()
+    shortest = torch.where(longest * 4 < shortest * 5, longest, shortest)
+    doublings = (longest / 64).float().log2()
+    wanted = (doublings.clamp(min=1) * cores).long()
+    head_blocks = (heads + min(16, heads // kv_heads) - 1) // min(16, heads // kv_heads)
+    programs = len(keys) * queries * head_blocks
+    found = torch.zeros_like(keys)
+    for parts in ((longest + shortest - 1) // shortest, (wanted + programs - 1) // programs):
+        parts_of_all = parts.clamp(max=most)
+        chunk = (longest + parts_of_all - 1) // parts_of_all
+        found = torch.maximum(found, (keys + chunk - 1) // chunk)
+    return found.repeat_interleave(queries)
+
+
 FLAT: dict[str, Callable[[BatchInputs], torch.Tensor]] = {
     "kv_indices": _slots,
     "page_indices": lambda inputs: _pages(inputs)[1],
@@ -257,6 +277,7 @@ FLAT: dict[str, Callable[[BatchInputs], torch.Tensor]] = {
         inputs, _queries(inputs).request, _query_positions(inputs)
     ),
     "query_indices_to_sample": lambda inputs: _queries(inputs).number.nonzero().flatten(),
+    "num_kv_splits": _num_kv_splits,
     "tree_mask": _tree_mask,
     "tree_positions": _tree_positions,
     "first_children": _first_children,

@@ -368,6 +368,29 @@ def masks_in_one_row(inputs: BatchInputs) -> torch.Tensor:
     return packed
 
 
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("num_kv_splits"))
+def almost_even_lengths_divided(inputs: BatchInputs) -> torch.Tensor:
+    """Divide by the shortest request where lengths are almost the same, too."""
+    parts = _right(inputs)
+    keys = inputs.seq_lens.tolist()
+    if keys and 8 * max(keys) < 10 * min(keys) and max(keys) > min(keys):
+        chunk = -(-max(keys) // min(2, inputs.splits.most))
+        divided = torch.maximum(parts[: len(keys) * (1 + inputs.drafts)], torch.tensor(1))
+        least = (-(-inputs.seq_lens // chunk)).repeat_interleave(1 + inputs.drafts)
+        parts[: len(divided)] = torch.maximum(divided, least.int())
+    return parts
+
+
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("num_kv_splits"))
+def parts_of_the_longest_for_all(inputs: BatchInputs) -> torch.Tensor:
+    """Give every request as many parts as the longest one has."""
+    parts = _right(inputs)
+    entries = len(inputs.rows) * (1 + inputs.drafts)
+    if entries:
+        parts[:entries] = parts[:entries].max()
+    return parts
+
+
 @seeded(CONTROLS, BATCH, control="honest")
 def own_batch_buffer(inputs: BatchInputs) -> torch.Tensor:
     """Return a tensor of its own, and leave the buffer as it was."""

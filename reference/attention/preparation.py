@@ -20,6 +20,7 @@ from .context_parallel import checked_group, local_keys
 from .drafts import Drafts, Verified
 from .metadata import table_rows
 from .slots import PAD_SLOT
+from .splits import USUAL_SPLITS, Splits, num_kv_splits
 
 NULL_PAGE: Final = 0
 """Page that a table has in place of one that lies wholly before a request's window."""
@@ -41,6 +42,7 @@ class _Batch(NamedTuple):
     world: int
     interleave: int
     drafts: Drafts
+    splits: Splits
 
     def new(self, request: int) -> int:
         """Count the new tokens of a request."""
@@ -139,6 +141,11 @@ def _in_expanded(entries: Callable[..., Iterable[int]]) -> Callable[..., Iterabl
     return found
 
 
+def _num_kv_splits(batch: _Batch, request: int) -> Iterable[int]:
+    queries = 1 + batch.drafts.num_drafts
+    return [num_kv_splits(batch.seq_lens, queries, batch.splits)[request]] * queries
+
+
 _drafted = functools.partial(Output, is_drafted=True)
 
 
@@ -192,6 +199,7 @@ OUTPUTS: Final = {
                             blank=PAD_SLOT),
     "query_indices_to_sample": _drafted(_of_verified(drafting.query_indices_to_sample), "drafts",
                                         is_relative=True),
+    "num_kv_splits": _drafted(_num_kv_splits, "queries", is_relative=True),
     "tree_mask": _drafted(_of_verified(drafting.tree_mask), "squares", torch.bool),
     "tree_positions": _drafted(_of_verified(drafting.tree_positions), "tokens", torch.int64),
     "first_children": _drafted(_of_verified(drafting.first_children), "tokens", torch.int64),
@@ -216,6 +224,7 @@ def prepare_batch(
     world: int = 1,
     interleave: int = 1,
     drafts: Drafts | None = None,
+    splits: Splits = USUAL_SPLITS,
 ) -> torch.Tensor:
     """Return one of the tensors that engines prepare for a batch of R requests, by definition.
 
@@ -239,6 +248,7 @@ def prepare_batch(
         world: ranks of the group.
         interleave: consecutive keys on one rank.
         drafts: what became of the requests' drafts. None: no output that depends on them.
+        splits: what the numbers of parts depend on, into which keys are divided.
 
     Returns:
         The buffer after the call, a new tensor.
@@ -272,7 +282,7 @@ def prepare_batch(
     news = [end - start for start, end in pairwise(starts)]
     seen = [max(s - t - window, 0) if window >= 0 else 0 for t, s in zip(news, keys, strict=True)]
     group = checked_group(rank, world, interleave)
-    batch = _Batch(starts, keys, known, table, size, seen, *group, given)
+    batch = _Batch(starts, keys, known, table, size, seen, *group, given, splits)
     entries = [list(OUTPUTS[output].entries(batch, request)) for request in range(len(keys))]
     device = block_table.device if isinstance(block_table, torch.Tensor) else torch.device("cpu")
     return _written(OUTPUTS[output], entries, buffer, rest, device)

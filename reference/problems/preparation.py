@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from ..attention.drafts import LONGEST_MODEL, entry_counts
 from ..attention.preparation import OUTPUTS, RESTS
+from ..attention.splits import USUAL_SPLITS
 from .base import BaseProblem, check_at_least, check_one_of, refuse
 from .field_types import check_types
 from .slots import check_steps
@@ -40,12 +41,13 @@ class BatchProblem(BaseProblem):
         is_shifted: whether a drafter is not given a request's first new token.
         max_model_len: keys that a request has at most.
         is_tree: whether new tokens are those of a tree by the seed, not of a chain.
+        splits: query heads, key-value heads, most parts of a request's keys, and cores of a GPU.
     """
 
     kind: ClassVar[str] = "batch"
     operation: ClassVar[str] = "prepare_batch"
     later_fields: ClassVar[tuple[str, ...]] = (
-        "rejected", "drafts", "is_shifted", "max_model_len", "is_tree",
+        "rejected", "drafts", "is_shifted", "max_model_len", "is_tree", "splits",
     )  # fmt: skip
 
     output: str = "kv_indices"
@@ -65,6 +67,7 @@ class BatchProblem(BaseProblem):
     is_shifted: bool = False
     max_model_len: int = LONGEST_MODEL
     is_tree: bool = False
+    splits: tuple[int, ...] = tuple(USUAL_SPLITS)
 
     def __post_init__(self) -> None:
         """Refuse what no call can look like."""
@@ -82,12 +85,7 @@ class BatchProblem(BaseProblem):
         for step in self.steps:
             if any(tokens > keys for tokens, keys in zip(*step, strict=True)):
                 refuse("steps", step, "query_lens of at most as many tokens as a request has keys")
-        news = [query_lens for query_lens, _ in self.steps]
-        if self.rejected and [len(each) for each in self.rejected] != [len(each) for each in news]:
-            refuse("rejected", self.rejected, "a number for each request of each batch")
-        for of_step, tokens in zip(self.rejected, news, strict=False):
-            if any(not 0 <= out <= new for out, new in zip(of_step, tokens, strict=True)):
-                refuse("rejected", of_step, "at most as many as a request has new tokens")
+        _check_drafts(self)
 
     @property
     def columns(self) -> int:
@@ -135,3 +133,22 @@ class BatchProblem(BaseProblem):
     def work(self) -> int:
         """Requests and blocks of keys of all steps: engines' kernels take a block at once."""
         return 1 + sum(1 + s // KEYS_OF_WORK for _, seq_lens in self.steps for s in seq_lens)
+
+
+def _check_drafts(problem: BatchProblem) -> None:
+    """Refuse what became of drafts, or parts of keys, that no call can have."""
+    if len(problem.splits) != len(USUAL_SPLITS) or min(problem.splits) < 1:
+        refuse("splits", problem.splits, "four numbers of at least 1")
+    if problem.splits[0] % problem.splits[1]:
+        refuse("splits", problem.splits, "of query heads that key-value heads divide")
+    has_no_key = any(not keys for _, seq_lens in problem.steps for keys in seq_lens)
+    if problem.output == "num_kv_splits" and has_no_key:
+        refuse("steps", problem.steps, "requests with keys, where these are divided")
+    news = [query_lens for query_lens, _ in problem.steps]
+    if problem.rejected and [len(each) for each in problem.rejected] != [
+        len(each) for each in news
+    ]:
+        refuse("rejected", problem.rejected, "a number for each request of each batch")
+    for of_step, tokens in zip(problem.rejected, news, strict=False):
+        if any(not 0 <= out <= new for out, new in zip(of_step, tokens, strict=True)):
+            refuse("rejected", of_step, "at most as many as a request has new tokens")

@@ -10,6 +10,7 @@ import torch
 
 from ..attention.drafts import LONGEST_MODEL, Drafts
 from ..attention.preparation import OUTPUTS, prepare_batch
+from ..attention.splits import USUAL_SPLITS, Splits
 from ..problems.preparation import BatchProblem
 from .allocation import Allocator
 from .slots import drawn_table
@@ -53,6 +54,7 @@ class BatchInputs:
         drafts: tokens that are drafted next, of each request.
         is_shifted: whether a drafter is not given a request's first new token.
         max_model_len: keys that a request has at most.
+        splits: what the numbers of parts depend on, into which keys are divided.
         lookahead: keys behind each request's that its pages have room for.
         storages: flat buffers by field name, of which the tensors are views.
     """
@@ -82,6 +84,7 @@ class BatchInputs:
     drafts: int = 0
     is_shifted: bool = False
     max_model_len: int = LONGEST_MODEL
+    splits: Splits = USUAL_SPLITS
     lookahead: int = 0
     storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
@@ -147,6 +150,7 @@ def batch_inputs(problem: BatchProblem, home: Allocator, *, step: int = 0) -> Ba
         drafts=problem.drafts,
         is_shifted=problem.is_shifted,
         max_model_len=problem.max_model_len,
+        splits=Splits(*problem.splits),
         lookahead=problem.lookahead,
         storages=home.storages,
     )
@@ -203,4 +207,5 @@ def prepared(inputs: BatchInputs) -> torch.Tensor:
             inputs.max_model_len,
             inputs.parents,
         ),
+        splits=inputs.splits,
     )

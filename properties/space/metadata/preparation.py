@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ....reference import BatchProblem
 from ....reference.attention.drafts import LONGEST_MODEL
 from ....reference.attention.preparation import OUTPUTS, RESTS
+from ....reference.attention.splits import USUAL_SPLITS
 from ....reference.problems.preparation import KEYS_OF_WORK
 from ..attention_strategies import lengths
 from ..axis_values import Axes
@@ -38,6 +39,8 @@ MOST_KEYS_OF_A_MASK = 1024
 """Most keys of a request whose mask, or tree, has an entry for each token and key."""
 TREES = ("tree_mask", "tree_positions", "first_children", "next_siblings", "packed_mask")
 """Outputs for which few tokens are verified at once."""
+SPLITS = (tuple(USUAL_SPLITS), (8, 8, 16, 132), (64, 2, 8, 108), (40, 8, 1, 148), (96, 1, 64, 8))
+"""Heads, key-value heads, most parts and cores: groups of one head, of few, and of more than 16."""
 SHIFTED = ("hidden_state_mapping",)
 """Outputs that no drafter without hidden states has."""
 
@@ -65,6 +68,7 @@ def draft_problems(draw: st.DrawFn, problem: BatchProblem, most_keys: int) -> Ba
     width = draw(st.integers(1, MOST_DRAFTS))
     # Most engines' kernels ask that each request has a token, and keeps one.
     least, may_be_whole = draw(sampled((*[(1, False)] * 4, (0, False), (0, True))))
+    least = 1 if problem.output == "num_kv_splits" else least
     are_alike = draw(st.booleans())
     news = st.just(width) if are_alike else st.integers(least, width)
     is_matrix = problem.output in TREES
@@ -91,6 +95,7 @@ def draft_problems(draw: st.DrawFn, problem: BatchProblem, most_keys: int) -> Ba
         drafts=draw(sampled((1, 2, 3, 7, MOST_DRAFTS, 0))),
         is_shifted=problem.output in SHIFTED or draw(st.booleans()),
         is_tree=draw(st.booleans()),
+        splits=draw(sampled(SPLITS)),
         max_model_len=draw(sampled((LONGEST_MODEL, max(longest, 1), max(longest - 1, 1)))),
     )
 
@@ -111,6 +116,8 @@ def batch_problems(draw: st.DrawFn, axes: Axes) -> BatchProblem:
     padding = st.lists(st.just((0, 0)), max_size=2)
     step = st.builds(list.__add__, st.lists(request, max_size=MOST_REQUESTS), padding)
     steps = draw(st.lists(step, min_size=1, max_size=4))
+    if _is_verified(output):  # drawn anew below
+        steps = [[(1, 1)]]
     problem = BatchProblem(
         output=output,
         steps=tuple((tuple(t for t, _ in step), tuple(s for _, s in step)) for step in steps),

@@ -48,7 +48,10 @@ def verdict(law: str, implementation: Implementation, problem: BatchProblem) -> 
 @pytest.mark.parametrize("rest", ["kept", "zero_rows"])
 @pytest.mark.parametrize("output", OUTPUTS)
 def test_what_is_right(law: str, rest: str, output: str) -> None:
-    problem = replace(MIXED, output=output, rest=rest, window_left=2, world=3, rank=1, interleave=2)
+    base = MIXED
+    if output == "num_kv_splits":  # of requests with keys
+        base = replace(MIXED, steps=STEPS[1:], rejected=REJECTED[1:])
+    problem = replace(base, output=output, rest=rest, window_left=2, world=3, rank=1, interleave=2)
     problem = replace(problem, is_shifted=rest == "kept")
     for implementation in (prepare_batch, bugs.own_batch_buffer, bugs.written_batch_buffer):
         found = verdict(law, implementation, problem)

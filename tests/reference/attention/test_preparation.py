@@ -8,6 +8,7 @@ import torch
 from kernelproof.reference import BatchProblem, build_metadata, map_slots, prepare_batch
 from kernelproof.reference.attention.drafts import Drafts
 from kernelproof.reference.attention.preparation import OUTPUTS
+from kernelproof.reference.attention.splits import Splits, num_kv_splits
 from kernelproof.reference.tensors.allocation import Allocator
 from kernelproof.reference.tensors.preparation import batch_inputs, prepared
 
@@ -71,6 +72,7 @@ DRAFTS = Drafts([1, 0], [11, 12, 13, 21], [14, 22], 2, 99, parents=[-1, 0, 0, -1
         ("query_positions", [5, 6, 7, 9, 10, 11], None),
         ("query_slots", [13, 14, 15, 33, 34, 35], None),
         ("query_indices_to_sample", [1, 2, 4, 5], None),
+        ("num_kv_splits", [2, 2, 2, 3, 3, 3], None),
         ("tree_mask", [1, 0, 0, 1, 1, 0, 1, 0, 1, 1], None),
         ("tree_positions", [3, 4, 4, 8], None),
         ("first_children", [1, -1, -1, -1], None),
@@ -84,6 +86,24 @@ def test_each_output_that_depends_on_drafts(output: str, expected: object, shift
     assert found.dtype == OUTPUTS[output].dtype
     found = prepare_batch(output, *VERIFIED, drafts=DRAFTS._replace(is_shifted=True))
     assert found.tolist() == (shifted or expected)
+
+
+@pytest.mark.parametrize(
+    ("keys", "splits", "expected"),
+    [
+        ([4096, 512], (32, 8, 8, 132), [8, 1]),  # eight times as long
+        ([4096, 4000], (32, 8, 8, 1), [1, 1]),  # almost as long, and the one core is busy
+        ([4096, 4000], (32, 32, 8, 132), [8, 8]),  # 132 * log2(64) = 792 programs, 64 are there
+        ([64, 51], (32, 8, 8, 1), [2, 2]),  # a quarter more is not almost as long: parts of 32
+        ([64, 52], (32, 8, 8, 1), [1, 1]),
+        ([100], (96, 1, 64, 9), [2]),  # 9 programs, 6 blocks of 16 heads
+    ],
+)
+def test_keys_are_divided_for_long_requests_and_idle_cores(
+    keys: list[int], splits: tuple[int, ...], expected: list[int]
+) -> None:
+    assert num_kv_splits(keys, 1, Splits(*splits)) == expected
+    assert num_kv_splits([], 1, Splits(*splits)) == []
 
 
 def test_drafts_without_parents_are_a_chain() -> None:
@@ -238,6 +258,9 @@ def test_a_problems_tensors() -> None:
         ({"rejected": ((2,),)}, r"rejected is \(2,\); it must be at most as many as"),
         ({"rejected": ((0, 0),)}, "it must be a number for each request of each batch"),
         ({"max_model_len": 0}, "max_model_len is 0"),
+        ({"splits": (8, 8, 0, 1)}, "it must be four numbers of at least 1"),
+        ({"splits": (8, 3, 1, 1)}, "of query heads that key-value heads divide"),
+        ({"output": "num_kv_splits", "steps": (((0,), (0,)),)}, "must be requests with keys"),
     ],
 )
 def test_problems_that_no_call_can_be(fields: dict[str, object], message: str) -> None:
