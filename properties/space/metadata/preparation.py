@@ -75,11 +75,14 @@ def draft_problems(draw: st.DrawFn, problem: BatchProblem, most_keys: int) -> Ba
     most_keys = min(most_keys, MOST_KEYS_OF_A_MASK) if is_matrix else most_keys
     if not are_alike and not is_matrix and draw(st.booleans()):
         news |= sampled((*NEW_TOKENS, most_keys))
-    keys = st.integers(1, 2) | lengths(most_keys, problem.page_size)
+    befores = st.just(0) | st.integers(1, 2) | lengths(most_keys, problem.page_size)
+    if problem.output == "num_kv_splits" and draw(st.booleans()):  # all are almost as long
+        longest = draw(st.integers(min(64, most_keys), most_keys))
+        befores = st.integers(longest - longest // 6, longest)
 
     @st.composite
     def requests(draw: st.DrawFn) -> tuple[int, int, int]:
-        tokens, before = draw(news), draw(st.just(0) | keys)
+        tokens, before = draw(news), draw(befores)
         before = max(min(before, most_keys - tokens), 0)
         most = tokens if may_be_whole else max(tokens - 1, 0)
         return tokens, tokens + before, draw(st.integers(0, min(most, MOST_DRAFTS)))
