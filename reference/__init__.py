@@ -14,11 +14,13 @@ from .attention.append_bounds import append_error_bound
 from .attention.bounds import attention_error_bound, ragged_attention_error_bound
 from .attention.context_parallel import slice_context_parallel
 from .attention.definition import AttentionOutput, paged_attention, ragged_attention
+from .attention.drafts import Drafts
 from .attention.merge import merge_error_bound, merge_states
 from .attention.metadata import BatchMetadata, build_metadata
 from .attention.phases import slice_phases, split_decodes_and_prefills
 from .attention.preparation import prepare_batch
 from .attention.slots import PAD_SLOT, map_slots
+from .attention.splits import Splits
 from .formats.arithmetic import UNIT_ROUNDOFF, Arithmetic, unit_roundoff
 from .formats.kv_format import KVCacheFormat
 from .formats.quantization import (
@@ -82,6 +84,7 @@ __all__ = [
     "BatchProblem",
     "BatchedMoEProblem",
     "ContextParallelProblem",
+    "Drafts",
     "KVCacheFormat",
     "KVLayout",
     "MXTensor",
@@ -96,6 +99,7 @@ __all__ = [
     "Routing",
     "RoutingComparison",
     "SlotsProblem",
+    "Splits",
     "append_error_bound",
     "append_paged_kv",
     "append_paged_nvfp4",

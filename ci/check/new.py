@@ -167,6 +167,8 @@ CALLS = {
         rank=inputs.rank,
         world=inputs.world,  # ranks
         interleave=inputs.interleave,  # keys in a row that one rank holds
+        drafts=inputs.drafts,  # rejected tokens, and what is drafted next
+        splits=inputs.splits,
     )""",
     "route": """\
     topk_ids, topk_weights = reference.route(

@@ -231,7 +231,7 @@ def num_kv_splits(inputs: BatchInputs) -> None:
             inputs.buffer,
             inputs.seq_lens,
             requests,
-            1 + inputs.drafts,
+            1 + inputs.num_drafts,
             *inputs.splits,
             MAX_NUM_SEQ=1 << (requests - 1).bit_length(),
             uneven_batch_ptr=uneven,

@@ -327,7 +327,7 @@ def _few_drafts(problem: BatchProblem) -> str | bool:
 )
 def draft_locs(inputs: BatchInputs) -> None:
     """Copy the slots behind each request's accepted tokens, for two drafts at once if it is so."""
-    each, requests = 1 + inputs.drafts, len(inputs.rows)
+    each, requests = 1 + inputs.num_drafts, len(inputs.rows)
     ends = (inputs.seq_lens - inputs.rejected).long()
     topk = 1 + (each % 2 == 0)
     positions = torch.zeros(requests * topk, dtype=torch.int64, device=ends.device)

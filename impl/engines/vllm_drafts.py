@@ -176,7 +176,7 @@ def _given_to_a_drafter(problem: BatchProblem) -> str | bool:
 def expanded_drafts(inputs: BatchInputs) -> None:
     """Write the inputs of a draft model, or of a drafter beside hidden states of tokens before."""
     requests, tokens = len(inputs.rows), len(inputs.tokens)
-    slots = inputs.drafts - inputs.is_shifted
+    slots = inputs.num_drafts - inputs.is_shifted
     entries = max(tokens + requests * slots, 0)
     block, blocks = _blocks(_longest(inputs) + slots)
     _launch(
@@ -189,14 +189,14 @@ def expanded_drafts(inputs: BatchInputs) -> None:
         scratch(inputs, "draft_positions", entries, torch.int64),
         scratch(inputs, "is_rejected_token_mask", entries, torch.bool),
         scratch(inputs, "is_masked_token_mask", entries, torch.bool),
-        scratch(inputs, "new_token_indices", requests * inputs.drafts, torch.int32),
+        scratch(inputs, "new_token_indices", requests * inputs.num_drafts, torch.int32),
         scratch(inputs, "hidden_state_mapping", tokens, torch.int32),
         inputs.query_start_loc,
         inputs.query_start_loc[1:] - 1 - inputs.rejected,
         0,
         MASK_TOKEN,
         tokens,
-        inputs.drafts,
+        inputs.num_drafts,
         inputs.is_shifted,
         BLOCK_SIZE_TOKENS=block,
     )
@@ -225,7 +225,7 @@ def _has_tokens(problem: BatchProblem) -> str | bool:
 def dflash_inputs(inputs: BatchInputs) -> None:
     """Write what a drafter is given that attends to the target's tokens."""
     requests, tokens = len(inputs.rows), len(inputs.tokens)
-    queries = 1 + inputs.drafts
+    queries = 1 + inputs.num_drafts
     table = inputs.block_table[inputs.rows.long()]
     block, blocks = _blocks(_longest(inputs) + queries)
     has_rejected = bool(inputs.rejected.any())
@@ -239,7 +239,7 @@ def dflash_inputs(inputs: BatchInputs) -> None:
         scratch(inputs, "query_positions", requests * queries, torch.int64),
         scratch(inputs, "slot_mapping", tokens, torch.int64),
         scratch(inputs, "query_slots", requests * queries, torch.int64),
-        scratch(inputs, "query_indices_to_sample", requests * inputs.drafts, torch.int32),
+        scratch(inputs, "query_indices_to_sample", requests * inputs.num_drafts, torch.int32),
         table,
         table.stride(0),
         inputs.query_start_loc,
@@ -247,7 +247,7 @@ def dflash_inputs(inputs: BatchInputs) -> None:
         MASK_TOKEN,
         inputs.page_size,
         queries,
-        inputs.drafts,
+        inputs.num_drafts,
         tokens,
         BLOCK_SIZE=block,
         HAS_NUM_REJECTED=has_rejected,

@@ -112,7 +112,7 @@ def _given(inputs: BatchInputs) -> _Given:
     news = inputs.query_start_loc.diff().long()
     shift = (news > 0).long() * int(inputs.is_shifted)
     kept = (news - inputs.rejected - shift).clamp(min=0)
-    sizes = news - shift + inputs.drafts
+    sizes = news - shift + inputs.num_drafts
     units = _units(sizes)
     return _Given(units, kept[units.request], sizes)
 
@@ -123,25 +123,25 @@ def _draft_input_ids(inputs: BatchInputs) -> torch.Tensor:
     room = torch.nn.functional.pad(inputs.tokens, (0, 1))
     token = room[source.clamp(max=len(inputs.tokens))]
     following = torch.where(given.behind == 0, inputs.next_tokens[units.request], MASK_TOKEN)
-    drafted = torch.where(given.behind < inputs.drafts, following, 0)
+    drafted = torch.where(given.behind < inputs.num_drafts, following, 0)
     return torch.where(units.number < kept, token, drafted)
 
 
 def _draft_positions(inputs: BatchInputs) -> torch.Tensor:
     given = _given(inputs)
     first = inputs.computed[inputs.rows.long()][given.units.request]
-    return torch.where(given.behind < inputs.drafts, first + given.units.number, 0)
+    return torch.where(given.behind < inputs.num_drafts, first + given.units.number, 0)
 
 
 def _is_masked(inputs: BatchInputs) -> torch.Tensor:
     behind = _given(inputs).behind
-    return (behind > 0) & (behind < inputs.drafts)
+    return (behind > 0) & (behind < inputs.num_drafts)
 
 
 def new_token_indices(inputs: BatchInputs) -> torch.Tensor:
     """Return the places of the tokens to draft among all that a drafter is given."""
     behind = _given(inputs).behind
-    return ((behind >= 0) & (behind < inputs.drafts)).nonzero().flatten()
+    return ((behind >= 0) & (behind < inputs.num_drafts)).nonzero().flatten()
 
 
 def hidden_state_mapping(inputs: BatchInputs) -> torch.Tensor:
@@ -151,7 +151,7 @@ def hidden_state_mapping(inputs: BatchInputs) -> torch.Tensor:
 
 
 def _queries(inputs: BatchInputs) -> _Units:
-    return _units(torch.full_like(inputs.rows, 1 + inputs.drafts))
+    return _units(torch.full_like(inputs.rows, 1 + inputs.num_drafts))
 
 
 def _query_input_ids(inputs: BatchInputs) -> torch.Tensor:
@@ -224,7 +224,7 @@ def _packed_mask(inputs: BatchInputs) -> torch.Tensor:
 
 def _num_kv_splits(inputs: BatchInputs) -> torch.Tensor:
     """Divide as many times as the shortest request fits, and until each core has a program."""
-    keys, queries = inputs.seq_lens.long(), 1 + inputs.drafts
+    keys, queries = inputs.seq_lens.long(), 1 + inputs.num_drafts
     if not len(keys):
         return keys
     heads, kv_heads, most, cores = inputs.splits
@@ -267,7 +267,7 @@ FLAT: dict[str, Callable[[BatchInputs], torch.Tensor]] = {
     "next_seq_lens": lambda inputs: _next(inputs, _ends(inputs) + 1, 1),
     "draft_input_ids": _draft_input_ids,
     "draft_positions": _draft_positions,
-    "is_rejected_token_mask": lambda inputs: _given(inputs).behind >= inputs.drafts,
+    "is_rejected_token_mask": lambda inputs: _given(inputs).behind >= inputs.num_drafts,
     "is_masked_token_mask": _is_masked,
     "new_token_indices": new_token_indices,
     "hidden_state_mapping": hidden_state_mapping,

@@ -263,7 +263,7 @@ def requests_one_by_one(inputs: BatchInputs) -> torch.Tensor:
     """Count the entries of requests before as if each drafted one token only."""
     indices = _right(inputs)
     found = hidden_state_mapping if "hidden" in inputs.output else new_token_indices
-    entries = found(replace(inputs, drafts=1))
+    entries = found(replace(inputs, num_drafts=1))
     indices[: len(entries)] = entries.int()
     return indices
 
@@ -271,7 +271,7 @@ def requests_one_by_one(inputs: BatchInputs) -> torch.Tensor:
 @seeded(BUGS, BATCH, "batch_parity", supports=_builds("query_slots"))
 def drafts_in_one_page(inputs: BatchInputs) -> torch.Tensor:
     """Look up the page of each request's first draft only."""
-    slots, size, each = _right(inputs), inputs.page_size, 1 + inputs.drafts
+    slots, size, each = _right(inputs), inputs.page_size, 1 + inputs.num_drafts
     of_requests = slots[: len(inputs.rows) * each].view(-1, each)
     ends = (inputs.seq_lens - inputs.rejected).long().unsqueeze(1)
     offsets = (ends + torch.arange(each, device=slots.device)) % size
@@ -375,8 +375,8 @@ def almost_even_lengths_divided(inputs: BatchInputs) -> torch.Tensor:
     keys = inputs.seq_lens.tolist()
     if keys and 8 * max(keys) < 10 * min(keys) and max(keys) > min(keys):
         chunk = -(-max(keys) // min(2, inputs.splits.most))
-        divided = torch.maximum(parts[: len(keys) * (1 + inputs.drafts)], torch.tensor(1))
-        least = (-(-inputs.seq_lens // chunk)).repeat_interleave(1 + inputs.drafts)
+        divided = torch.maximum(parts[: len(keys) * (1 + inputs.num_drafts)], torch.tensor(1))
+        least = (-(-inputs.seq_lens // chunk)).repeat_interleave(1 + inputs.num_drafts)
         parts[: len(divided)] = torch.maximum(divided, least.int())
     return parts
 
@@ -385,7 +385,7 @@ def almost_even_lengths_divided(inputs: BatchInputs) -> torch.Tensor:
 def parts_of_the_longest_for_all(inputs: BatchInputs) -> torch.Tensor:
     """Give every request as many parts as the longest one has."""
     parts = _right(inputs)
-    entries = len(inputs.rows) * (1 + inputs.drafts)
+    entries = len(inputs.rows) * (1 + inputs.num_drafts)
     if entries:
         parts[:entries] = parts[:entries].max()
     return parts

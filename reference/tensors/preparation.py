@@ -51,7 +51,7 @@ class BatchInputs:
         rank: the rank whose keys are counted.
         world: ranks of the group.
         interleave: consecutive keys on one rank.
-        drafts: tokens that are drafted next, of each request.
+        num_drafts: tokens that are drafted next, of each request.
         is_shifted: whether a drafter is not given a request's first new token.
         max_model_len: keys that a request has at most.
         splits: what the numbers of parts depend on, into which keys are divided.
@@ -81,12 +81,26 @@ class BatchInputs:
     rank: int = 0
     world: int = 1
     interleave: int = 1
-    drafts: int = 0
+    num_drafts: int = 0
     is_shifted: bool = False
     max_model_len: int = LONGEST_MODEL
     splits: Splits = USUAL_SPLITS
     lookahead: int = 0
     storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def drafts(self) -> Drafts:
+        """What became of the requests' drafts, and what is drafted next."""
+        return Drafts(
+            self.rejected,
+            self.tokens,
+            self.next_tokens,
+            self.num_drafts,
+            MASK_TOKEN,
+            self.is_shifted,
+            self.max_model_len,
+            self.parents,
+        )
 
 
 def batch_inputs(problem: BatchProblem, home: Allocator, *, step: int = 0) -> BatchInputs:
@@ -147,7 +161,7 @@ def batch_inputs(problem: BatchProblem, home: Allocator, *, step: int = 0) -> Ba
         rank=problem.rank,
         world=problem.world,
         interleave=problem.interleave,
-        drafts=problem.drafts,
+        num_drafts=problem.drafts,
         is_shifted=problem.is_shifted,
         max_model_len=problem.max_model_len,
         splits=Splits(*problem.splits),
@@ -197,15 +211,6 @@ def prepared(inputs: BatchInputs) -> torch.Tensor:
         rank=inputs.rank,
         world=inputs.world,
         interleave=inputs.interleave,
-        drafts=Drafts(
-            inputs.rejected,
-            inputs.tokens,
-            inputs.next_tokens,
-            inputs.drafts,
-            MASK_TOKEN,
-            inputs.is_shifted,
-            inputs.max_model_len,
-            inputs.parents,
-        ),
+        drafts=inputs.drafts,
         splits=inputs.splits,
     )

@@ -66,7 +66,7 @@ def _counts(inputs: BatchInputs) -> list[int]:
         "keys": inputs.kv_indptr.diff(),
         "pages": pages,
         "requests": torch.ones_like(pages),
-        **entry_counts(news, inputs.rejected, inputs.seq_lens, inputs.drafts, shift=shift),
+        **entry_counts(news, inputs.rejected, inputs.seq_lens, inputs.num_drafts, shift=shift),
     }
     return counts[OUTPUTS[inputs.output].size].tolist()
 
