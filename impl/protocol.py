@@ -34,6 +34,7 @@ Operation = Literal[
     "slice_context_parallel",
     "map_slots",
     "prepare_batch",
+    "prepare_steps",
     "route",
     "moe",
     "batched_moe",

@@ -107,6 +107,7 @@ SHIPPED = {
     "torch-slice-context-parallel": "torch.context_parallel:slice_context_parallel",
     "torch-map-slots": "torch.slots:map_slots",
     "torch-prepare-batch": "torch.preparation:prepare_batch",
+    "torch-prepare-steps": "torch.steps:prepare_steps",
     "reference-metadata": "torch.reference_metadata:build",
     "triton-attention": "triton.attention:paged",
     "triton-attention-split-kv": "triton.attention:split_kv",

@@ -64,6 +64,7 @@ from .problems import (
     Problem,
     RouteProblem,
     SlotsProblem,
+    StepsProblem,
 )
 from .validation import KVLayout
 
@@ -100,6 +101,7 @@ __all__ = [
     "RoutingComparison",
     "SlotsProblem",
     "Splits",
+    "StepsProblem",
     "append_error_bound",
     "append_paged_kv",
     "append_paged_nvfp4",

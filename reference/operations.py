@@ -18,7 +18,7 @@ from .formats.arithmetic import BLOCK_FORMATS, Arithmetic
 from .problems import Problem
 from .problems.field_types import hints_of
 from .problems.from_json import read_problem
-from .tensors import batched_moe, context_parallel, preparation, slots
+from .tensors import batched_moe, context_parallel, preparation, slots, steps
 from .tensors import inputs as records
 from .tensors import materialise as tensors
 from .tensors import moe_inputs as moe_records
@@ -109,6 +109,8 @@ OPERATIONS = Table("kernelproof.reference.operations.OPERATIONS", {
     "prepare_batch": Operation(
         problems.BatchProblem, preparation.BatchInputs, preparation.batch_inputs,
         preparation.prepared),
+    "prepare_steps": Operation(
+        problems.StepsProblem, steps.StepsInputs, steps.steps_inputs, steps.prepared_steps),
     "route": Operation(
         problems.RouteProblem, moe_records.RouteInputs, moe_tensors.route_inputs,
         oracle.routing, oracle.shapes_of_routing),

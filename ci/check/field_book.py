@@ -25,7 +25,7 @@ have. A field that has one value throughout an operation is left out. Written by
 `kernelproof list --markdown fields.md` from the dataclasses, their docstrings and the tables of
 axes.
 """
-ORACLE = {"merge_state": "merge_states"}
+ORACLE = {"merge_state": "merge_states", "prepare_steps": "prepare_batch"}
 """Names of the oracle's functions, where they are not the operation's."""
 SECTION = re.compile(r"^(?:Args|Attributes):\n((?:(?: {4}.*)?\n?)*)", re.MULTILINE)
 ENTRY = re.compile(r"^ {4}(\w[\w, \n]*): (.*(?:\n {8}.*|\n(?= {4}))*)", re.MULTILINE)

@@ -170,6 +170,39 @@ CALLS = {
         drafts=inputs.drafts,  # rejected tokens, and what is drafted next
         splits=inputs.splits,
     )""",
+    "prepare_steps": """\
+    # Return each buffer after each step, [steps, ...] by name. You may write inputs.buffers: they
+    # are zero before the first step, and what a step leaves is there in the next one.
+    import torch
+
+    found = {}
+    for buffer in inputs.buffers:  # name, rest: what becomes of it behind the entries, tensor
+        left, after = buffer.tensor, []
+        for step in inputs.steps:  # step.requests say what the host knows of each request
+            batch = step.table if buffer.name == "page_table" else step.batch
+            if buffer.name == "slot_mapping":
+                left = reference.map_slots(
+                    step.slots.query_start_loc,
+                    step.slots.positions,
+                    step.slots.block_table,
+                    inputs.page_size,
+                    rows=step.slots.rows,
+                    num_slots=len(left),
+                )
+            else:
+                left = reference.prepare_batch(
+                    buffer.name,  # such as kv_indices, page_table, positions
+                    batch.query_start_loc,  # [requests + 1] int32
+                    batch.seq_lens,  # [requests] int32: keys, new tokens included
+                    batch.block_table,  # [rows, pages] int32
+                    inputs.page_size,
+                    rows=batch.rows,  # [requests] int32: each request's row
+                    buffer=left,
+                    rest=buffer.rest,
+                )
+            after.append(left)
+        found[buffer.name] = torch.stack(after)
+    return found""",
     "route": """\
     topk_ids, topk_weights = reference.route(
         inputs.logits,  # [tokens, experts]
@@ -212,6 +245,7 @@ EXAMPLES = {
     "slice_context_parallel": ("problem.world > 8", "at most 8 ranks"),
     "map_slots": ("problem.world > 1", "one rank only"),
     "prepare_batch": ('problem.output != "kv_indices"', "builds kv_indices only"),
+    "prepare_steps": ('problem.engine != "vllm"', "keeps vLLM's buffers"),
     "route": ('problem.method != "renormalize"', "renormalize only"),
     "moe": ('problem.activation != "swiglu"', "swiglu only"),
     "batched_moe": ('problem.activation != "swiglu"', "swiglu only"),

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ...properties.findings.files import Output, OutputError
+from ...properties.laws.metadata.builders import WRITTEN as BUFFERS
 from ...properties.verdicts.operations import APPENDED, AS_READ
 from ...properties.verdicts.text import compact, one_line
 from ...properties.verdicts.verdict import Verdict
@@ -35,6 +36,7 @@ ANSWERS = {
     "build_metadata": '{name: getattr(result, name) for name in tensors["expected"]}',
     "map_slots": '{"slot_mapping": result}',
     "prepare_batch": '{"buffer": result}',
+    "prepare_steps": "result",
     "slice_context_parallel": '{name: getattr(result, name) for name in tensors["expected"]}',
 }
 """Code by operation that reads an answer as tensors by name; others are pairs (out, lse)."""
@@ -109,6 +111,8 @@ def write_script(
     written = [*(("out", "lse") if kept.writes_out else ())]
     if kept.record["record"].get("in_place"):
         written += ["k_cache", "v_cache", "kv_cache_sf.0", "kv_cache_sf.1"]
+    buffers = (*BUFFERS.values(), "buffers.")
+    written += [name for name in kept.inputs if name.startswith(buffers)]
     text = Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         title=_quoted(f"{title} of {kernel.reference} under the law {law}, call {kept.number}"),
         name=path.name,

@@ -25,7 +25,7 @@ from . import (
     trees,
 )
 from .law import Law
-from .metadata import builders, context_parallel, preparation
+from .metadata import builders, context_parallel, preparation, steps
 
 LAWS: tuple[Law, ...] = (
     *general.LAWS,
@@ -43,6 +43,7 @@ LAWS: tuple[Law, ...] = (
     *merge.LAWS,
     *builders.LAWS,
     *preparation.LAWS,
+    *steps.LAWS,
     *context_parallel.LAWS,
     *append.LAWS,
     *routing.LAWS,

@@ -17,6 +17,7 @@ from . import (
     preparation_bugs,
     slack_bugs,
     slots_bugs,
+    steps_bugs,
 )
 from .attention import (
     exact_bugs,
@@ -80,6 +81,7 @@ BUGS: tuple[SeededBug, ...] = (
     *context_parallel_bugs.BUGS,
     *slots_bugs.BUGS,
     *preparation_bugs.BUGS,
+    *steps_bugs.BUGS,
     *append_bugs.BUGS,
     *session_bugs.BUGS,
     *mask_bugs.BUGS,
@@ -121,6 +123,7 @@ HONEST: tuple[SeededBug, ...] = (
     *context_parallel_bugs.CONTROLS,
     *slots_bugs.CONTROLS,
     *preparation_bugs.CONTROLS,
+    *steps_bugs.CONTROLS,
     *session_bugs.CONTROLS,
     *mla_bugs.CONTROLS,
     *format_bugs.CONTROLS,

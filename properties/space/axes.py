@@ -40,7 +40,10 @@ __all__ = [
 
 IN_FP8 = (FP8[0], FP8[0])
 """Cache and queries of kernels that compute in FP8."""
-FREE = ("phase", "dtype", "causal", "kv_layout", "num_states", "activation", "method", "outputs")
+FREE = (
+    "phase", "dtype", "causal", "kv_layout", "num_states", "activation", "method", "outputs",
+    "engine",
+)  # fmt: skip
 """Axes on which the simplest supported problem is looked for in every combination."""
 LIMITS = ("page_size", "head_dims", "group_size", "head_dim", "sizes", "num_experts", "groups")
 """Axes whose simplest value many kernels do not have: the next ones are tried in turn."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ...reference import MergeProblem, MetadataProblem, Problem
+from ...reference import MergeProblem, MetadataProblem, Problem, StepsProblem
 from ...reference.operations import Table
 from . import real_layers as layers
 from . import sizes
@@ -35,6 +35,7 @@ from .axis_values import Axes
 from .floors import edges_of_experts, edges_owed_by_experts, floor_problems, long_problems
 from .longest import full_batches, longest, of_hidden_tiles, of_one_sign
 from .metadata.preparation import BATCH_AXES, batch_example, batch_problems
+from .metadata.steps import STEPS_AXES, steps_problems
 from .metadata.strategies import (
     CONTEXT_PARALLEL_AXES,
     SLOTS_AXES,
@@ -239,6 +240,10 @@ OPERATIONS = Table("kernelproof.properties.space.operations.OPERATIONS", {
     "prepare_batch": Space(
         BATCH_AXES, batch_example, batch_problems, sizes.of_steps,
         lengths=sizes.lengths_of_steps,
+    ),
+    "prepare_steps": Space(
+        STEPS_AXES, lambda chosen: StepsProblem(**chosen), steps_problems, sizes.of_batches,
+        lengths=sizes.lengths_of_batches,
     ),
     "route": Space(
         ROUTE_AXES, route_example, partial(layers.of_models, strategy=route_problems),

@@ -13,6 +13,7 @@ from ...reference import (
     MoEProblem,
     RouteProblem,
     SlotsProblem,
+    StepsProblem,
 )
 from .simplifying import FEW_PAGES
 
@@ -68,6 +69,12 @@ def of_steps(problem: MetadataProblem | SlotsProblem | BatchProblem) -> str:
     return f"{len(problem.steps)} batches, {requests} requests"
 
 
+def of_batches(problem: StepsProblem) -> str:
+    """Return batches and requests of an engine's steps in words."""
+    requests = sum(len(step.requests) for step in problem.steps)
+    return f"{len(problem.steps)} batches, {requests} requests"
+
+
 def of_experts(problem: MoEProblem | RouteProblem) -> str:
     """Return tokens and experts in words."""
     return f"{problem.num_tokens} tokens, {problem.top_k} of {problem.num_experts} experts"
@@ -96,6 +103,13 @@ def lengths_of_steps(problem: MetadataProblem | SlotsProblem | BatchProblem) -> 
     """Return keys of the longest request, requests of the largest batch, and batches."""
     keys = max((key for _, seq_lens in problem.steps for key in seq_lens), default=0)
     requests = max((len(seq_lens) for _, seq_lens in problem.steps), default=0)
+    return {"keys": keys, "requests": requests, "batches": len(problem.steps)}
+
+
+def lengths_of_batches(problem: StepsProblem) -> dict[str, int]:
+    """Return keys of the longest request, requests of the largest batch, and batches."""
+    keys = max(request.keys for step in problem.steps for request in step.requests)
+    requests = max(len(step.requests) for step in problem.steps)
     return {"keys": keys, "requests": requests, "batches": len(problem.steps)}
 
 

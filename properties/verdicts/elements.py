@@ -113,6 +113,7 @@ PLACES: dict[str, Callable[[Any, str, Sequence[int], Sequence[int]], Place]] = {
     "slice_context_parallel": _unnamed,
     "map_slots": _unnamed,
     "prepare_batch": _unnamed,
+    "prepare_steps": _unnamed,
     "route": _of_rows("token", "choice"),
     "moe": _of_rows("token", "channel"),
     "batched_moe": _of_experts,

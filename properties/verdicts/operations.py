@@ -196,6 +196,7 @@ OPERATIONS = Table("kernelproof.properties.verdicts.operations.OPERATIONS", {
     "slice_context_parallel": Answers("context_parallel_parity"),
     "map_slots": Answers("slots_parity"),
     "prepare_batch": Answers("batch_parity"),
+    "prepare_steps": Answers("steps_parity"),
     "route": Answers("routing_parity", _weights_and_ids, other_batch=_more_tokens,
                      judge_apart=judge_route, names=("topk_weights", "topk_ids")),
     "moe": Answers("parity", _out, _of_experts, _more_tokens),

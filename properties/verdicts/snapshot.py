@@ -57,6 +57,8 @@ def tensors_of(inputs: Inputs) -> dict[str, torch.Tensor]:
             found.update(k_scales=value[0], v_scales=value[1])
         elif field.name == "apart" and value is not None:
             found.update({f"states[{number}]": state for number, state in enumerate(value)})
+        elif field.name == "buffers":
+            found.update({each.name: each.tensor for each in value})
         elif field.name == "metadata":
             found.update({f"metadata.{name}": t for name, t in value.tensors().items()})
     return found

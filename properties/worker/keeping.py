@@ -201,7 +201,9 @@ class Keeper(Subject):
 
 
 def _buffer(operation: str, answer: object) -> Named:
-    """Return an answer that is one tensor by its name; nothing of any other."""
+    """Return an answer that is one tensor, or a mapping, by name; nothing of any other."""
+    if isinstance(answer, Mapping):
+        return dict(answer)
     return {WRITTEN[operation]: answer} if isinstance(answer, torch.Tensor) else {}
 
 

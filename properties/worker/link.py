@@ -242,8 +242,8 @@ def encode(
             return tensor(value)
         if isinstance(value, tuple) and len(value) == 2:  # noqa: PLR2004  the pairs of `Answers`
             return {"pair": [told(each, depth + 1) for each in value]}
-        names = [name for name in ATTRIBUTES if depth < 2 and hasattr(value, name)]  # noqa: PLR2004
-        fields = {name: told(getattr(value, name), depth + 1, name) for name in names}
+        parts = _parts(value) if depth < 2 else {}  # noqa: PLR2004
+        fields = {name: told(part, depth + 1, name) for name, part in parts.items()}
         return {"type": type(value).__name__, "fields": fields}
 
     def tensor(value: torch.Tensor) -> object:
@@ -265,6 +265,13 @@ def encode(
         return {"new": True, **about}
 
     return told(value), tensors
+
+
+def _parts(value: object) -> dict[str, object]:
+    """Return what laws read of an answer: attributes, or the tensors of an engine's steps."""
+    if isinstance(value, dict):
+        return {str(name): part for name, part in value.items()}
+    return {name: getattr(value, name) for name in ATTRIBUTES if hasattr(value, name)}
 
 
 def decode(

@@ -26,6 +26,7 @@ from .metadata import MetadataProblem
 from .moe import MoEProblem, RouteProblem
 from .preparation import BatchProblem
 from .slots import SlotsProblem
+from .steps import StepsProblem
 
 Problem = (
     AttentionProblem
@@ -34,6 +35,7 @@ Problem = (
     | ContextParallelProblem
     | SlotsProblem
     | BatchProblem
+    | StepsProblem
     | RouteProblem
     | MoEProblem
     | BatchedMoEProblem
@@ -67,4 +69,5 @@ __all__ = [
     "Problem",
     "RouteProblem",
     "SlotsProblem",
+    "StepsProblem",
 ]

@@ -24,6 +24,7 @@ from .context_parallel import ContextParallelInputs
 from .moe_inputs import MoEInputs, RouteInputs
 from .preparation import BatchInputs
 from .slots import SlotInputs
+from .steps import StepsInputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -322,6 +323,7 @@ Inputs = (
     | ContextParallelInputs
     | SlotInputs
     | BatchInputs
+    | StepsInputs
     | RouteInputs
     | MoEInputs
     | BatchedMoEInputs

@@ -25,6 +25,7 @@ from kernelproof.reference import (
     MoEProblem,
     RouteProblem,
     SlotsProblem,
+    StepsProblem,
     append_paged_kv,
     build_metadata,
     paged_attention,
@@ -77,7 +78,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         kind.__name__: (kind, {})
         for kind in (
             Arithmetic, AttentionProblem, BatchProblem, BatchedMoEProblem, ContextParallelProblem,
-            MergeProblem, MetadataProblem, MoEProblem, RouteProblem, SlotsProblem,
+            MergeProblem, MetadataProblem, MoEProblem, RouteProblem, SlotsProblem, StepsProblem,
         )
     },
 }  # fmt: skip

@@ -23,6 +23,7 @@ from ....reference import (
 from ....reference.tensors.inputs import MetadataInputs
 from ....reference.tensors.preparation import BatchInputs
 from ....reference.tensors.slots import SlotInputs, slots_of
+from ....reference.tensors.steps import StepsInputs
 from ....reference.tensors.values import choose
 from ...verdicts.comparison import bitwise, fail
 from ...verdicts.contained import Stop
@@ -30,7 +31,7 @@ from ...verdicts.operations import APPENDED
 from ...verdicts.snapshot import Snapshot
 from ...verdicts.subject import Subject
 from ...verdicts.verdict import PASS, VACUOUS, Verdict
-from ..law import APPEND, BATCH, CONTEXT_PARALLEL, METADATA, SLOTS, Law
+from ..law import APPEND, BATCH, CONTEXT_PARALLEL, METADATA, SLOTS, STEPS, Law
 
 COMPARED = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 """Dtypes that torch compares with int32; what another integer holds is not read."""
@@ -155,6 +156,8 @@ def inputs_unchanged(subject: Subject, problem: Problem) -> Verdict:
     written = set(APPENDED) if in_place else set()
     if problem.operation in WRITTEN:
         written = {WRITTEN[problem.operation]}
+    if isinstance(inputs, StepsInputs):
+        written = {buffer.name for buffer in inputs.buffers}
     changed = sorted(set(before.changed_views()) - written)
     if changed:
         return fail("mutated_input", f"the call changed its input {', '.join(changed)}")
@@ -428,7 +431,7 @@ LAWS = (
     ),
     Law(
         "integer_inputs_unchanged",
-        METADATA + CONTEXT_PARALLEL + SLOTS + BATCH + APPEND,
+        METADATA + CONTEXT_PARALLEL + SLOTS + BATCH + STEPS + APPEND,
         inputs_unchanged,
         "inputs, and the canaries around them, keep every bit",
         weight=0.5,

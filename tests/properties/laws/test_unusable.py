@@ -30,6 +30,7 @@ from kernelproof.reference import (
     Problem,
     RouteProblem,
     SlotsProblem,
+    StepsProblem,
 )
 from kernelproof.reference.operations import OPERATIONS
 
@@ -43,6 +44,7 @@ PROBLEMS: tuple[Problem, ...] = (
     ContextParallelProblem(),
     SlotsProblem(),
     BatchProblem(),
+    StepsProblem(events=("arrive 3", "run 0", "run 0")),
     RouteProblem(4, 16, 2),
     MoEProblem(),
     BatchedMoEProblem(counts=(2, 1), most_rows=3),
@@ -121,6 +123,8 @@ def with_one_wrong(answer: Any, change: Change) -> Any:  # noqa: ANN401
     """Change the first tensor of an answer."""
     if isinstance(answer, torch.Tensor):
         return change(answer)
+    if isinstance(answer, dict):
+        return {**answer, "positions": change(answer["positions"])}
     if hasattr(answer, "qo_indptr"):
         fields = {**answer.tensors(), "qo_indptr": change(answer.qo_indptr)}
         return SimpleNamespace(page_size=answer.page_size, **fields)
@@ -237,6 +241,7 @@ def test_a_result_whose_own_methods_raise_is_a_crash_that_says_so(problem: Probl
         "slice_context_parallel",
         "map_slots",
         "prepare_batch",
+        "prepare_steps",
         "moe",
         "batched_moe",
     )

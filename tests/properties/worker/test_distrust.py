@@ -46,6 +46,7 @@ from kernelproof.reference import (
     Problem,
     RouteProblem,
     SlotsProblem,
+    StepsProblem,
 )
 from kernelproof.reference.operations import OPERATIONS
 
@@ -113,6 +114,7 @@ TRIED: dict[str, Problem] = {
     "slice_context_parallel": ContextParallelProblem(),
     "map_slots": SlotsProblem((((1, 2), (3, 5)), ((1,), (1,))), world=2),
     "prepare_batch": BatchProblem(steps=(((1, 2), (3, 5)), ((1,), (1,)))),
+    "prepare_steps": StepsProblem(events=("arrive 3", "run 0", "run 0")),
     "route": RouteProblem(num_tokens=3, num_experts=8),
     "moe": MoEProblem(num_tokens=3),
     "batched_moe": BatchedMoEProblem(counts=(2, 1), most_rows=3),
