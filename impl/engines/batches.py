@@ -59,10 +59,9 @@ def builder(
             return "builds " + ", ".join(f"{output} ({rest})" for output, rest in outputs.items())
         if problem.window_left >= 0 and problem.output in WINDOWED and not windows:
             return "knows no window"
-        if not says(file, kernel):
-            return missing_file(file) or f"this release has no {kernel}"
+        lacking = lacks({kernel: file}, target)
         taken = more(problem)
-        return unavailable(file, target) or True if taken is True else taken
+        return lacking or taken
 
     def decorate(function: Callable[[BatchInputs], None]) -> Implementation:
         @functools.wraps(function)  # whose module names the files of the kernels
@@ -109,6 +108,14 @@ def few_tokens(problem: BatchProblem) -> str | bool:
 def has_columns(problem: BatchProblem) -> str | bool:
     """Say that there is room in a block table."""
     return problem.columns > 0 or NO_COLUMN
+
+
+def lacks(kernels: Mapping[str, Names], target: Target) -> Refusal | str | None:
+    """Return why kernels of an engine cannot run, named with their files; None if they can."""
+    for kernel, file in kernels.items():
+        if not says(file, kernel):
+            return missing_file(file) or f"this release has no {kernel}"
+    return next(filter(None, (unavailable(file, target) for file in kernels.values())), None)
 
 
 def scratch(inputs: BatchInputs, output: str, size: int, dtype: torch.dtype) -> torch.Tensor:

@@ -40,7 +40,8 @@ IMPORTED = (
 """Modules that vLLM's backend of FlashInfer imports, and its kernel never uses."""
 
 
-def _stubs_of_flashinfer() -> Mapping[str, Mapping[str, object]]:
+def stubs_of_flashinfer() -> Mapping[str, Mapping[str, object]]:
+    """Stand in for all that vLLM's backend of FlashInfer imports."""
     anything = {"__getattr__": lambda _: Unused()}
     return {**stubs(), **dict.fromkeys(IMPORTED, anything)}
 
@@ -51,7 +52,7 @@ def _stubs_of_flashinfer() -> Mapping[str, Mapping[str, object]]:
 def page_indices(inputs: BatchInputs) -> None:
     """Copy the pages of requests whose rows stand in the batch's order."""
     table = inputs.block_table[inputs.rows.long()]
-    with load(FLASHINFER_FILE, _stubs_of_flashinfer) as kernels:
+    with load(FLASHINFER_FILE, stubs_of_flashinfer) as kernels:
         getattr(kernels, "_copy_page_indices_kernel")[(len(table),)](  # noqa: B009
             inputs.buffer, table, table.stride(0), inputs.page_indptr, BLOCK_SIZE=1024
         )

@@ -55,6 +55,11 @@ class Platform:
 
     simple_compile_backend = "eager"
 
+    @property
+    def device_type(self) -> str:
+        """Where tensors are."""
+        return "cuda" if self.is_cuda() else "cpu"
+
     def is_xpu(self) -> bool:
         """Whether to launch as on Intel's GPUs: without a GPU, for CUDA would be asked for one."""
         return not self.is_cuda()
