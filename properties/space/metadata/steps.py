@@ -24,8 +24,8 @@ STEPS_AXES: dict[str, tuple[Any, ...]] = {
 }
 MOST_KEYS = 600
 """Most tokens of a prompt: more than the 512 keys that the kernels of pools take at once."""
-MOST_EVENTS, WORK_OF_AN_EVENT = 60, 40
-"""Most events of a problem, and the work that makes room for one."""
+FEW_EVENTS, MOST_EVENTS, WORK_OF_AN_EVENT = 24, 60, 40
+"""Most events of a problem of a slow implementation and of others, and the work of one."""
 OFTEN = 4
 """Times that a step is run as often as anything else happens."""
 
@@ -34,7 +34,7 @@ OFTEN = 4
 def steps_problems(draw: st.DrawFn, axes: Axes) -> StepsProblem:
     """Draw events, of which the first two let a request arrive, and run a step."""
     page_size = draw(sampled(axes.allows("page_size")))
-    most = max(4, min(axes.max_work // WORK_OF_AN_EVENT, MOST_EVENTS))
+    most = max(FEW_EVENTS, min(axes.max_work // WORK_OF_AN_EVENT, MOST_EVENTS))
     prompt = st.integers(1, 9) | lengths(MOST_KEYS, page_size)
     drafts, number = st.integers(1, 4), st.integers(0, 5)
     numbers: dict[str, st.SearchStrategy[int]] = {
@@ -51,7 +51,7 @@ def steps_problems(draw: st.DrawFn, axes: Axes) -> StepsProblem:
     event = words.flatmap(lambda word: numbers[word].map(f"{word} {{}}".format))
     begins = [f"{word} {draw(numbers[word])}" for word in ("arrive", "run")]
     # Lists are short by themselves: what a step leaves behind shows several steps later.
-    least = draw(st.sampled_from((0, most // 4, most // 2)))
+    least = draw(st.sampled_from((0, most // 2, most)))
     return StepsProblem(
         engine=draw(sampled(axes.allows("engine"))),
         events=(*begins, *draw(st.lists(event, min_size=least, max_size=most))),
