@@ -29,6 +29,7 @@ from typing import NamedTuple
 ENGINES = Path(__file__).parents[2] / ".engines"
 VLLM, SGLANG = "vllm-0.33.0", "sglang-0.5.23"
 OPS = "vllm/v1/attention/ops"
+WORKER = "vllm/v1/worker/gpu"
 KERNELS = "sglang/kernels/ops/attention"
 
 
@@ -157,6 +158,21 @@ FAULTS = (
         '            qk = tl.where(offs_n < split_kv_end, qk, float("-inf"))',
         '            qk = tl.where(offs_n < cur_batch_seq_len, qk, float("-inf"))',
         blind=True,
+    ),
+    Fault(
+        "rows-of-a-larger-batch", "vllm-steps", VLLM, f"{WORKER}/block_table.py",
+        "            num_rows = max(num_rows, self._num_dirty_rows)",
+        "            num_rows = num_reqs_padded",
+    ),
+    Fault(
+        "pages-of-a-finished-request", "vllm-steps", VLLM, f"{WORKER}/block_table.py",
+        "            start = self.num_blocks.np[i, req_index] if not overwrite else 0",
+        "            start = self.num_blocks.np[i, req_index]",
+    ),
+    Fault(
+        "rejected-drafts", "vllm-steps", VLLM, f"{WORKER}/input_batch.py",
+        "    computed_delta = query_len - num_rejected",
+        "    computed_delta = query_len",
     ),
 )  # fmt: skip
 
