@@ -138,6 +138,7 @@ def _step(
         return integers([0, *accumulate(counts)])
 
     keys, owned = [r.keys for r in requests], [len(r.pages) for r in requests]
+    nothing = torch.zeros(0)  # of drafts
     starts, whose, block_table = indptr([r.new for r in requests]), integers(of), table.to(device)
     batch = BatchInputs(
         output="",
@@ -150,7 +151,12 @@ def _step(
         first_keys=torch.zeros_like(whose),
         kv_indptr=indptr(keys),
         page_indptr=indptr([-(-each // size) for each in keys]),
-        buffer=torch.zeros(0),
+        rejected=torch.zeros_like(whose),
+        tokens=nothing,
+        next_tokens=nothing,
+        parents=nothing,
+        mask=nothing,
+        buffer=nothing,
         page_size=size,
     )
     whole = replace(

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 import torch
 
-from ...reference import BatchProblem
-from ...reference.tensors.preparation import BatchInputs
-from ..gpu.triton_interpreter import scalar_conditions
+from ....reference import BatchProblem
+from ....reference.tensors.preparation import BatchInputs
+from ...gpu.triton_interpreter import scalar_conditions
+from ..sources import load
+from ..vllm_stubs import QUANTISATION, Unused, stubs
 from .batches import NO_COLUMN, builder, few_tokens, scratch
-from .sources import load
-from .vllm_stubs import QUANTISATION, Unused, stubs
 
 BATCH_FILE = "vllm.v1.worker.gpu.input_batch"
 TABLES_FILE = "vllm.v1.worker.gpu.block_table"

@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 
-from ...reference import StepsProblem
-from ...reference.tensors.steps import StepInputs, StepsInputs
-from ..gpu.triton_interpreter import scalar_conditions
-from ..targets.refusal import Refusal
-from ..targets.target import Target
+from ....reference import StepsProblem
+from ....reference.tensors.steps import StepInputs, StepsInputs
+from ...gpu.triton_interpreter import scalar_conditions
+from ...targets.refusal import Refusal
+from ...targets.target import Target
+from ..sources import implementation, load
+from ..vllm_stubs import stubs
 from .batches import lacks
-from .sources import implementation, load
 from .vllm_batches import (
     BATCH_FILE,
     FLASHINFER_FILE,
@@ -25,7 +26,6 @@ from .vllm_batches import (
     TABLES_FILE,
     stubs_of_flashinfer,
 )
-from .vllm_stubs import stubs
 
 BUFFERS_FILE = "vllm.v1.worker.gpu.buffer_utils"
 KERNELS = {

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from ...reference import BatchProblem
-from ...reference.attention.splits import planned
-from ...reference.tensors.preparation import BatchInputs
+from ....reference import BatchProblem
+from ....reference.attention.splits import planned
+from ....reference.tensors.preparation import BatchInputs
+from ..sglang_calls import file_of, stubs
+from ..sources import load
 from .batches import builder, scratch
-from .sglang_calls import file_of, stubs
-from .sources import load
 
 INDICES_FILE = file_of("kv_indices")
 POSITIONS_FILE = file_of("position")

@@ -6,13 +6,13 @@ from collections.abc import Hashable
 
 import torch
 
-from ...reference import PAD_SLOT, SlotsProblem
-from ...reference.tensors.slots import SlotInputs
-from ..gpu.triton_interpreter import scalar_conditions
-from ..targets.refusal import Refusal
-from ..targets.target import Target
-from .sources import implementation, load, missing_file, says, unavailable
-from .vllm_stubs import stubs
+from ....reference import PAD_SLOT, SlotsProblem
+from ....reference.tensors.slots import SlotInputs
+from ...gpu.triton_interpreter import scalar_conditions
+from ...targets.refusal import Refusal
+from ...targets.target import Target
+from ..sources import implementation, load, missing_file, says, unavailable
+from ..vllm_stubs import stubs
 
 ONE_TABLE = "vllm.v1.worker.block_table"
 GROUPS = "vllm.v1.worker.gpu.block_table"

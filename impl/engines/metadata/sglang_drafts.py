@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from ...reference import BatchProblem
-from ...reference.tensors.preparation import BatchInputs
+from ....reference import BatchProblem
+from ....reference.tensors.preparation import BatchInputs
+from ..sglang_calls import stubs
+from ..sources import load
+from ..vllm_stubs import Unused
 from .batches import MOST_DECODED, builder, few_tokens, keeps_tokens, scratch
 from .sglang_batches import MOST_SLOTS, PAD_FILE, other_pool
-from .sglang_calls import stubs
-from .sources import load
-from .vllm_stubs import Unused
 
 EAGLE_FILE = "sglang.kernels.ops.speculative.eagle"
 LOCS_FILE = "sglang.kernels.ops.speculative.cache_locs"

@@ -7,12 +7,12 @@ from collections.abc import Callable, Hashable, Mapping
 
 import torch
 
-from ...reference import BatchProblem
-from ...reference.tensors.preparation import BatchInputs
-from ..protocol import Implementation
-from ..targets.refusal import Refusal
-from ..targets.target import Target
-from .sources import Names, implementation, missing_file, says, unavailable
+from ....reference import BatchProblem
+from ....reference.tensors.preparation import BatchInputs
+from ...protocol import Implementation
+from ...targets.refusal import Refusal
+from ...targets.target import Target
+from ..sources import Names, implementation, missing_file, says, unavailable
 
 WINDOWED = ("kv_indices", "kv_indptr", "page_indices", "page_table")
 """Outputs that depend on a window."""

@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from ...reference import StepsProblem
-from ...reference.problems.steps import Request
-from ...reference.tensors.steps import StepInputs, StepsInputs
-from ..targets.refusal import Refusal
-from ..targets.target import Target
+from ....reference import StepsProblem
+from ....reference.problems.steps import Request
+from ....reference.tensors.steps import StepInputs, StepsInputs
+from ...targets.refusal import Refusal
+from ...targets.target import Target
+from ..sglang_calls import stubs
+from ..sources import Names, implementation, load
 from .batches import lacks
 from .sglang_batches import INDICES_FILE, METADATA_FILE, PAD_FILE, POSITIONS_FILE
-from .sglang_calls import stubs
-from .sources import Names, implementation, load
 
 POOL_FILE = "sglang.kernels.ops.memory.common"
 PAGES_FILE = "sglang.kernels.ops.memory.allocator"

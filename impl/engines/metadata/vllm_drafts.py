@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
-from ...reference import BatchProblem
-from ...reference.tensors.preparation import MASK_TOKEN, VOCABULARY, BatchInputs
+from ....reference import BatchProblem
+from ....reference.tensors.preparation import MASK_TOKEN, VOCABULARY, BatchInputs
+from ..sources import load
+from ..vllm_stubs import stubs
 from .batches import (
     builder,
     every_request_drafts,
@@ -16,8 +18,6 @@ from .batches import (
     keeps_tokens,
     scratch,
 )
-from .sources import load
-from .vllm_stubs import stubs
 
 DRAFTS_FILE = "vllm.v1.spec_decode.utils"
 WIDEST_BLOCK = 256

@@ -1,0 +1,1 @@
+"""Adapters of engines' kernels that build what attention reads: slots, batches, drafts, steps."""
