@@ -163,6 +163,7 @@ def test_the_wheel_requires_torch_alone(wheel: Path) -> None:
         "docs",
         "flashinfer",
         "gating",
+        "onnx",
         "ray",
         "redis",
         "suite",
