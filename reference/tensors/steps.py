@@ -138,7 +138,9 @@ def _step(
         return integers([0, *accumulate(counts)])
 
     keys, owned = [r.keys for r in requests], [len(r.pages) for r in requests]
-    nothing = torch.zeros(0)  # of drafts
+    # Nobody asks for drafts here: no token is rejected, each follows the one before it.
+    parents = [place - 1 for request in requests for place in range(request.new)]
+    zeros, nothing = integers([0] * len(parents)), integers([])
     starts, whose, block_table = indptr([r.new for r in requests]), integers(of), table.to(device)
     batch = BatchInputs(
         output="",
@@ -152,10 +154,10 @@ def _step(
         kv_indptr=indptr(keys),
         page_indptr=indptr([-(-each // size) for each in keys]),
         rejected=torch.zeros_like(whose),
-        tokens=nothing,
-        next_tokens=nothing,
-        parents=nothing,
-        mask=nothing,
+        tokens=zeros,
+        next_tokens=torch.zeros_like(whose),
+        parents=integers(parents),
+        mask=nothing.bool(),
         buffer=nothing,
         page_size=size,
     )
@@ -172,7 +174,7 @@ def _step(
             positions=torch.tensor(positions, dtype=torch.int64, device=device),
             rows=whose,
             block_table=block_table,
-            slot_mapping=torch.zeros(0),
+            slot_mapping=nothing,
             page_size=size,
         ),
     )

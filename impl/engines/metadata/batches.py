@@ -9,6 +9,7 @@ import torch
 
 from ....reference import BatchProblem
 from ....reference.tensors.preparation import BatchInputs
+from ...gpu.triton_interpreter import scalars_as_bounds
 from ...protocol import Implementation
 from ...targets.refusal import Refusal
 from ...targets.target import Target
@@ -66,7 +67,8 @@ def builder(
     def decorate(function: Callable[[BatchInputs], None]) -> Implementation:
         @functools.wraps(function)  # whose module names the files of the kernels
         def built(inputs: BatchInputs) -> torch.Tensor:
-            function(inputs)
+            with scalars_as_bounds(inputs.buffer):
+                function(inputs)
             return inputs.buffer
 
         return implementation(

@@ -14,6 +14,7 @@ import torch
 from ....reference import StepsProblem
 from ....reference.problems.steps import Request
 from ....reference.tensors.steps import StepInputs, StepsInputs
+from ...gpu.triton_interpreter import scalars_as_bounds
 from ...targets.refusal import Refusal
 from ...targets.target import Target
 from ..sglang_calls import stubs
@@ -169,6 +170,7 @@ def steps(inputs: StepsInputs) -> dict[str, torch.Tensor]:
         load(METADATA_FILE, stubs) as metadata,
         load(INDICES_FILE, stubs) as indices,
         load(PAD_FILE, stubs) as pad,
+        scalars_as_bounds(scheduler.buffers["slot_mapping"]),
     ):
         for step in inputs.steps:
             scheduler.allocate(step.requests, pool, allocator)

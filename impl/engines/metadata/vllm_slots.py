@@ -8,7 +8,7 @@ import torch
 
 from ....reference import PAD_SLOT, SlotsProblem
 from ....reference.tensors.slots import SlotInputs
-from ...gpu.triton_interpreter import scalar_conditions
+from ...gpu.triton_interpreter import scalar_conditions, scalars_as_bounds
 from ...targets.refusal import Refusal
 from ...targets.target import Target
 from ..sources import implementation, load, missing_file, says, unavailable
@@ -59,7 +59,7 @@ def _key_of_groups(problem: SlotsProblem) -> Hashable:
 def one_table(inputs: SlotInputs) -> torch.Tensor:
     """Map a batch whose requests have the block table's rows in their order."""
     table = inputs.block_table[inputs.rows.clamp(min=0).long()]
-    with load(ONE_TABLE, stubs) as kernels:
+    with load(ONE_TABLE, stubs) as kernels, scalars_as_bounds(inputs.block_table):
         kernels.ComputeSlotMappingKernel.kernel[(len(inputs.rows) + 1,)](
             len(inputs.positions),
             len(inputs.slot_mapping),
@@ -107,7 +107,11 @@ def groups(inputs: SlotInputs) -> torch.Tensor:
     def of_groups(first: int, second: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.tensor([first, second], dtype=dtype, device=device)
 
-    with load(GROUPS, stubs) as kernels, scalar_conditions(table):
+    with (
+        load(GROUPS, stubs) as kernels,
+        scalar_conditions(table),
+        scalars_as_bounds(table),
+    ):
         getattr(kernels, KERNEL)[(2, len(inputs.rows) + 1)](
             mappings.shape[1],
             inputs.rows,

@@ -13,7 +13,7 @@ import torch
 
 from ....reference import StepsProblem
 from ....reference.tensors.steps import StepInputs, StepsInputs
-from ...gpu.triton_interpreter import scalar_conditions
+from ...gpu.triton_interpreter import scalar_conditions, scalars_as_bounds
 from ...targets.refusal import Refusal
 from ...targets.target import Target
 from ..sources import implementation, load
@@ -137,7 +137,8 @@ def steps(inputs: StepsInputs) -> dict[str, torch.Tensor]:
         runner = _Runner(inputs, tables, staged)
         buffers = runner.buffers
         found: dict[str, list[torch.Tensor]] = {name: [] for name in buffers}
-        with scalar_conditions(buffers["positions"]):
+        positions = buffers["positions"]
+        with scalar_conditions(positions), scalars_as_bounds(positions):
             for step in inputs.steps:
                 runner.admit(step)
                 runner.prepare(step, batches)
