@@ -74,7 +74,14 @@ def batch_indices_positions(inputs: BatchInputs) -> Mapping[str, torch.Tensor]:
     return {"token_to_request": requests, "positions": positions}
 
 
-@_builder("flashinfer-segment-packbits", PACKBITS, ("packed_mask",), unavailable)
+def _cannot_pack(problem: BatchProblem, target: Target) -> Refusal | str | None:
+    """Return why bits are not packed."""
+    empty = not all(any(n * s for n, s in zip(*step, strict=True)) for step in problem.steps)
+    nothing = "a batch without a bit packs nothing" if empty else None
+    return unavailable(problem, target) or nothing
+
+
+@_builder("flashinfer-segment-packbits", PACKBITS, ("packed_mask",), _cannot_pack)
 def segment_packbits(inputs: BatchInputs) -> Mapping[str, torch.Tensor]:
     """Return the bits of each request's mask, in whole bytes."""
     module = require(PACKBITS, "flashinfer")

@@ -73,6 +73,8 @@ law's plan; laws not started when building ends skip this step."""
 FIRST_PROBLEMS = 12
 """Problems per law before all others, in a run that its first finding ends: of eight faults that
 only a late law sees, three problems showed four, six showed six, and twelve all."""
+FIRST_SECONDS = 5.0
+"""Seconds that all laws have for them: of a slow kernel, parity's own problems find most."""
 
 
 def usual_jobs(device: str) -> int:
@@ -586,6 +588,8 @@ class Run:
             most = FIRST_PROBLEMS if plan.exit_first else EARLY_PROBLEMS
             fewer = min(options.problems, most)
             options = replace(options, problems=fewer, floor=0, examples=None, longest=False)
+            if plan.exit_first:
+                options = replace(options, seconds=FIRST_SECONDS * jobs / len(whole))
         else:
             prepared.asked.add(law.name)
         self._scheduler.ask(
