@@ -32,9 +32,11 @@ def _builder(
     """
 
     def supports(problem: BatchProblem, target: Target) -> Refusal | str | bool:
+        if lacking := missing(module, "flashinfer"):
+            return lacking
         if problem.output not in outputs or problem.rest != "kept":
             return "builds " + ", ".join(f"{output} (kept)" for output in outputs)
-        return refuses(problem, target) or missing(module, "flashinfer") or True
+        return refuses(problem, target) or True
 
     def decorate(function: Callable[[BatchInputs], Mapping[str, torch.Tensor]]) -> Implementation:
         def built(inputs: BatchInputs) -> torch.Tensor:

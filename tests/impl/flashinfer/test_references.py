@@ -42,7 +42,9 @@ class Blocker:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Blocker())
 from kernelproof.impl import Target, find_implementation
-from kernelproof.reference import AttentionProblem, MergeProblem, MoEProblem, RouteProblem
+from kernelproof.reference import (
+    AttentionProblem, BatchProblem, MergeProblem, MoEProblem, RouteProblem
+)
 here = Target.here()
 for name in {names!r}:
     found = find_implementation(name)
@@ -54,6 +56,7 @@ for name in {names!r}:
         "append_paged_kv": AttentionProblem("append_paged_kv"),
         "route": RouteProblem(),
         "moe": MoEProblem(),
+        "prepare_batch": BatchProblem(),
     }}[found.operation]
     print(found.refusal(problem, here))
 """
