@@ -69,7 +69,7 @@ def one_request(
     *,
     with_lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Say mask and soft cap in FlexAttention's words."""
+    """Return out and LSE of a request; mask and soft cap are functions that FlexAttention calls."""
     behind, left, cap = len(k) - len(q), inputs.window_left, inputs.logits_soft_cap
 
     def seen(

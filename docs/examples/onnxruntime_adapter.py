@@ -41,7 +41,7 @@ def session_of(**attributes: float) -> ort.InferenceSession:
 
 @implementation("ragged_attention", name="my-gqa", supports=its_own)
 def attend(inputs: RaggedAttentionInputs) -> tuple[torch.Tensor, None]:
-    """Hand over the last keys of each request as new ones, and those before as the past."""
+    """Return outputs of requests whose last keys are handed over as new, and others as the past."""
     session = session_of(
         num_heads=inputs.q.shape[1],
         kv_num_heads=inputs.k.shape[1],

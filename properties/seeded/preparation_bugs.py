@@ -383,7 +383,7 @@ def almost_even_lengths_divided(inputs: BatchInputs) -> torch.Tensor:
 
 @seeded(BUGS, BATCH, "batch_parity", supports=_builds("num_kv_splits"))
 def parts_of_the_longest_for_all(inputs: BatchInputs) -> torch.Tensor:
-    """Give every request as many parts as the longest one has."""
+    """Divide every request into as many parts as the longest one."""
     parts = _right(inputs)
     entries = len(inputs.rows) * (1 + inputs.num_drafts)
     if entries:

@@ -203,7 +203,7 @@ def starts_of_the_last_step(record: BatchInputs, before: BatchInputs | None) -> 
 
 @_in_place_of("kv_indptr")
 def one_key_more(record: BatchInputs, before: BatchInputs | None) -> None:
-    """Give each known request one key more than in the last step, drafts and chunks or not."""
+    """Count one key more than in the last step for each known request, drafts and chunks or not."""
     keys = record.kv_indptr.diff()
     for number, place in _known(record, before):
         assert before is not None  # noqa: S101  else no request is known

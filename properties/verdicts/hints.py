@@ -73,12 +73,7 @@ def with_hint(
 ) -> Verdict:
     """Return a numeric FAIL whose message names the fault that explains all wrong elements.
 
-    Args:
-        verdict: the verdict on the result; any other than a numeric FAIL is returned as it is.
-        inputs: the inputs of the call.
-        result: the result of the call.
-        bounded: what the oracle expects.
-        arithmetic: the arithmetic that the implementation declares.
+    The arguments are those of ``with_rounding``; any other verdict is returned as it is.
     """
     attention = isinstance(inputs, AttentionOptions)
     if verdict.kind != "numeric" or not attention or _work(inputs) > MOST_WORK:

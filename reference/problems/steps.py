@@ -159,14 +159,14 @@ class _Engine:
         self.steps: list[Step] = []
 
     def arrive(self, prompt: int) -> _Running | None:
-        """Give a request a row, where there is one."""
+        """Admit a request to a row, where there is one."""
         if not self.rows or not prompt:
             return None
         self.running.append(_Running(prompt, self.rows.pop()))
         return self.running[-1]
 
     def share(self, prompt: int) -> None:
-        """Let a request begin with the full pages of the first one."""
+        """Admit a request that begins with the full pages of the first one."""
         oldest, size = self.running[:1], self.page_size
         request = self.arrive(prompt)
         if request is not None and oldest:
@@ -185,7 +185,7 @@ class _Engine:
         return request
 
     def preempt(self, number: int) -> None:
-        """Let a request wait, all of whose tokens are its prompt then."""
+        """Preempt a request: it waits, and all of its tokens are its prompt then."""
         request = self.finish(number)
         if request is not None:
             self.waiting.append(_Running(max(request.prompt, request.computed)))

@@ -25,6 +25,17 @@ More = Callable[[BatchProblem], str | bool]
 """Says of a problem whether a kernel takes it: True, or why not."""
 
 
+launched = functools.partial(
+    implementation, build_ahead="cuda", build_minutes=0.02, build_compilers=1
+)
+"""``implementation``, with what it takes to compile one small kernel."""
+
+
+def next_power_of_two(number: int) -> int:
+    """Return the smallest power of two that is not below a number; 1 for zero."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
 def _everything(_: BatchProblem) -> str | bool:
     return True
 
@@ -71,22 +82,16 @@ def builder(
                 function(inputs)
             return inputs.buffer
 
-        return implementation(
-            "prepare_batch",
-            name=name,
-            provider=provider,
-            supports=supports,
-            compile_key=_key,
-            build_ahead="cuda",
-            build_minutes=0.02,
-            build_compilers=1,
-        )(built)
+        declared = launched(
+            "prepare_batch", name=name, provider=provider, supports=supports, compile_key=_key
+        )
+        return declared(built)
 
     return decorate
 
 
 def keeps_tokens(problem: BatchProblem) -> str | bool:
-    """Say that each request with new tokens keeps one, as the target samples one at least."""
+    """Whether each request with new tokens keeps one, or a reason: a target samples one."""
     for step, (news, _) in enumerate(problem.steps):
         if any(0 < new == out for new, out in zip(news, problem.rejected_in(step), strict=True)):
             return "a request keeps one of its new tokens"
@@ -94,21 +99,21 @@ def keeps_tokens(problem: BatchProblem) -> str | bool:
 
 
 def every_request_drafts(problem: BatchProblem) -> str | bool:
-    """Say that each request has new tokens and drafts others."""
+    """Whether each request has new tokens and drafts others; a reason where not."""
     if not problem.drafts or not all(new for news, _ in problem.steps for new in news):
         return "each request has a new token, and drafts another"
     return keeps_tokens(problem)
 
 
 def few_tokens(problem: BatchProblem) -> str | bool:
-    """Say that new tokens are few, as those that are verified."""
+    """Whether new tokens are few, as those that are verified; a reason where not."""
     if any(tokens > MOST_DECODED for new, _ in problem.steps for tokens in new):
         return f"a decode has at most {MOST_DECODED} new tokens"
     return True
 
 
 def has_columns(problem: BatchProblem) -> str | bool:
-    """Say that there is room in a block table."""
+    """Whether there is room in a block table; a reason where not."""
     return problem.columns > 0 or NO_COLUMN
 
 

@@ -9,7 +9,7 @@ from ....reference.attention.splits import planned
 from ....reference.tensors.preparation import BatchInputs
 from ..sglang_calls import file_of, stubs
 from ..sources import load
-from .batches import builder, scratch
+from .batches import builder, next_power_of_two, scratch
 
 INDICES_FILE = file_of("kv_indices")
 POSITIONS_FILE = file_of("position")
@@ -170,7 +170,7 @@ def token_seq_lens(inputs: BatchInputs) -> None:
             inputs.query_start_loc,
             inputs.buffer,
             len(news),
-            BLOCK=1 << max(longest - 1, 0).bit_length(),
+            BLOCK=next_power_of_two(longest),
         )
 
 
@@ -205,7 +205,7 @@ def _decode(inputs: BatchInputs, tokens: torch.Tensor, **options: object) -> Non
 
 
 def _clear_numbers(problem: BatchProblem) -> str | bool:
-    """Say that no logarithm is so close to a whole number of programs that roundings decide."""
+    """Whether each logarithm is far from a whole number of programs, where roundings decide."""
     for news, keys in problem.steps:
         programs = planned(max(keys, default=1), problem.splits[3])
         if not news:
@@ -233,7 +233,7 @@ def num_kv_splits(inputs: BatchInputs) -> None:
             requests,
             1 + inputs.num_drafts,
             *inputs.splits,
-            MAX_NUM_SEQ=1 << (requests - 1).bit_length(),
+            MAX_NUM_SEQ=next_power_of_two(requests),
             uneven_batch_ptr=uneven,
         )
     longest, shortest = int(inputs.seq_lens.max()), int(inputs.seq_lens.min())

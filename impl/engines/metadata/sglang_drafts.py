@@ -9,7 +9,7 @@ from ....reference.tensors.preparation import BatchInputs
 from ..sglang_calls import stubs
 from ..sources import load
 from ..vllm_stubs import Unused
-from .batches import MOST_DECODED, builder, few_tokens, keeps_tokens, scratch
+from .batches import MOST_DECODED, builder, few_tokens, keeps_tokens, next_power_of_two, scratch
 from .sglang_batches import MOST_SLOTS, PAD_FILE, other_pool
 
 EAGLE_FILE = "sglang.kernels.ops.speculative.eagle"
@@ -27,7 +27,7 @@ def _stubs() -> dict[str, dict[str, object]]:
     """Stand in for the rest of SGLang, on a machine for which it has Triton's kernels only."""
     found = stubs()
     other = dict.fromkeys(("is_cpu", "is_cuda", "is_musa", "is_npu", "is_xpu"), lambda: False)
-    used = {**other, "next_power_of_2": _next_power_of_two}
+    used = {**other, "next_power_of_2": next_power_of_two}
     anything: dict[str, object] = {"__getattr__": lambda _: Unused()}
     names = ("sgl_kernel", "sglang.srt.platforms", "sglang.srt.platforms.interface")
     return {
@@ -35,10 +35,6 @@ def _stubs() -> dict[str, dict[str, object]]:
         **dict.fromkeys((*names, "sgl_kernel.speculative"), anything),
         "sglang.srt.utils": {**found["sglang.srt.utils"], **used},
     }
-
-
-def _next_power_of_two(number: int) -> int:
-    return 1 << max(number - 1, 0).bit_length()
 
 
 def _rows_of(tokens: torch.Tensor) -> torch.Tensor:
@@ -61,7 +57,7 @@ def _tokens_of(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _verified(problem: BatchProblem) -> str | bool:
-    """Say that requests have few tokens, of which a program pads each."""
+    """Whether requests have few tokens, of which a program pads each; a reason where not."""
     if not any(len(news) for news, _ in problem.steps) or not problem.shape[-1]:
         return "a batch has a request, and a row a token"
     return few_tokens(problem)
@@ -151,7 +147,7 @@ def _accepted(inputs: BatchInputs) -> torch.Tensor:
 
 
 def _samples(problem: BatchProblem) -> str | bool:
-    """Say that each request has few tokens, and keeps one."""
+    """Whether each request has few tokens, and keeps one; a reason where not."""
     if not all(new for news, _ in problem.steps for new in news):
         return "each request has a new token"
     kept = keeps_tokens(problem)
@@ -159,7 +155,7 @@ def _samples(problem: BatchProblem) -> str | bool:
 
 
 def _alike(problem: BatchProblem) -> str | bool:
-    """Say that all requests of each batch have as many new tokens, and keep one."""
+    """Whether all requests of each batch have as many new tokens, and keep one, or a reason."""
     if any(len(set(news)) != 1 for news, _ in problem.steps):
         return "all requests of a batch have as many new tokens"
     return _samples(problem)
@@ -261,7 +257,7 @@ def extend_locs(inputs: BatchInputs) -> None:
             inputs.seq_lens.long(),
             inputs.buffer,
             inputs.token_table.shape[1],
-            _next_power_of_two(requests),
+            next_power_of_two(requests),
         )
 
 
@@ -452,7 +448,7 @@ def reconstruct_tree(inputs: BatchInputs) -> None:
             tree.children,
             tree.siblings,
             n=tree.width,
-            BLOCK_N=_next_power_of_two(tree.width),
+            BLOCK_N=next_power_of_two(tree.width),
         )
     tree.check()
 

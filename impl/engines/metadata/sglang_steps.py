@@ -18,8 +18,8 @@ from ...gpu.triton_interpreter import scalars_as_bounds
 from ...targets.refusal import Refusal
 from ...targets.target import Target
 from ..sglang_calls import stubs
-from ..sources import Names, implementation, load
-from .batches import lacks
+from ..sources import Names, load
+from .batches import lacks, launched, next_power_of_two
 from .sglang_batches import INDICES_FILE, METADATA_FILE, PAD_FILE, POSITIONS_FILE
 
 POOL_FILE = "sglang.kernels.ops.memory.common"
@@ -44,10 +44,6 @@ def _supports(problem: StepsProblem, target: Target) -> Refusal | str | bool:
     if problem.page_size & (problem.page_size - 1):
         return "a page has a power of two keys"
     return lacks(KERNELS, target) or True
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << max(number - 1, 0).bit_length()
 
 
 class _Scheduler:
@@ -75,7 +71,7 @@ class _Scheduler:
             page for r in requests for page in r.pages[-(-r.computed // size) : -(-r.keys // size)]
         ] + [0])  # fmt: skip
         last = pool.get_last_loc_triton(self.pool, rows, before)
-        grid, constants = (len(requests),), (_power_of_two(len(requests)), size)
+        grid, constants = (len(requests),), (next_power_of_two(len(requests)), size)
         if all(request.new == 1 and request.held for request in requests):
             allocator.alloc_decode_kernel[grid](keys, last, free, out, *constants)
         else:
@@ -145,19 +141,16 @@ class _Scheduler:
             batch.query_start_loc,
             buffers["token_seq_lens"],
             requests,
-            BLOCK=_power_of_two(int(news.max())),
+            BLOCK=next_power_of_two(int(news.max())),
         )
 
 
-@implementation(
+@launched(
     "prepare_steps",
     name="sglang-steps",
     provider="sglang",
     supports=_supports,
     compile_key=lambda problem: problem.page_size,
-    build_ahead="cuda",
-    build_minutes=0.02,
-    build_compilers=1,
 )
 def steps(inputs: StepsInputs) -> dict[str, torch.Tensor]:
     """Prepare each step from what the steps before have left in SGLang's pool and buffers."""

@@ -11,7 +11,7 @@ from ....reference.tensors.preparation import BatchInputs
 from ...gpu.triton_interpreter import scalar_conditions
 from ..sources import load
 from ..vllm_stubs import QUANTISATION, Unused, stubs
-from .batches import NO_COLUMN, builder, few_tokens, scratch
+from .batches import NO_COLUMN, builder, few_tokens, next_power_of_two, scratch
 
 BATCH_FILE = "vllm.v1.worker.gpu.input_batch"
 TABLES_FILE = "vllm.v1.worker.gpu.block_table"
@@ -93,7 +93,7 @@ def expanded_rows(inputs: BatchInputs) -> None:
             scratch(inputs, "token_rows", tokens, torch.int32),
             scratch(inputs, "local_positions", tokens, torch.int32),
             inputs.query_start_loc,
-            BLOCK_SIZE=1 << max(longest - 1, 0).bit_length(),
+            BLOCK_SIZE=next_power_of_two(longest),
         )
 
 

@@ -16,6 +16,7 @@ from .batches import (
     few_tokens,
     has_columns,
     keeps_tokens,
+    next_power_of_two,
     scratch,
 )
 
@@ -31,7 +32,7 @@ def _launch(kernel: str, grid: tuple[int, ...], *arguments: Any, **options: Any)
 
 def _blocks(longest: int) -> tuple[int, int]:
     """Return the width of a block and the blocks of the longest request, as vLLM chooses them."""
-    block = min(WIDEST_BLOCK, 1 << max(longest - 1, 0).bit_length())
+    block = min(WIDEST_BLOCK, next_power_of_two(longest))
     return block, -(-longest // block)
 
 
@@ -103,7 +104,7 @@ def last_tokens(inputs: BatchInputs) -> None:
         width,
         requests,
         sampled.stride(0),
-        BLOCK_SIZE_TOKENS=1 << (width - 1).bit_length(),
+        BLOCK_SIZE_TOKENS=next_power_of_two(width),
     )
 
 

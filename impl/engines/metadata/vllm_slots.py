@@ -11,8 +11,9 @@ from ....reference.tensors.slots import SlotInputs
 from ...gpu.triton_interpreter import scalar_conditions, scalars_as_bounds
 from ...targets.refusal import Refusal
 from ...targets.target import Target
-from ..sources import implementation, load, missing_file, says, unavailable
+from ..sources import load, missing_file, says, unavailable
 from ..vllm_stubs import stubs
+from .batches import launched
 
 ONE_TABLE = "vllm.v1.worker.block_table"
 GROUPS = "vllm.v1.worker.gpu.block_table"
@@ -45,16 +46,13 @@ def _key_of_groups(problem: SlotsProblem) -> Hashable:
     return *group, _of_sixteen(problem.num_slots)
 
 
-@implementation(
+@launched(
     "map_slots",
     name="vllm-slot-mapping",
     provider="vllm",
     supports=_supports_one,
     features=("far_slots",),
     compile_key=_compile_key,
-    build_ahead="cuda",
-    build_minutes=0.02,
-    build_compilers=1,
 )
 def one_table(inputs: SlotInputs) -> torch.Tensor:
     """Map a batch whose requests have the block table's rows in their order."""
@@ -85,16 +83,13 @@ def _supports_groups(_: SlotsProblem, target: Target) -> Refusal | str | bool:
     return unavailable(GROUPS, target) or True
 
 
-@implementation(
+@launched(
     "map_slots",
     name="vllm-slot-mappings",
     provider="vllm",
     supports=_supports_groups,
     # Not far_slots: page ids and sizes are multiplied in int32.
     compile_key=_key_of_groups,
-    build_ahead="cuda",
-    build_minutes=0.02,
-    build_compilers=1,
 )
 def groups(inputs: SlotInputs) -> torch.Tensor:
     """Map a batch for the second of two groups of layers; the first, of recurrent state, has none.

@@ -16,9 +16,9 @@ from ....reference.tensors.steps import StepInputs, StepsInputs
 from ...gpu.triton_interpreter import scalar_conditions, scalars_as_bounds
 from ...targets.refusal import Refusal
 from ...targets.target import Target
-from ..sources import implementation, load
+from ..sources import load
 from ..vllm_stubs import stubs
-from .batches import lacks
+from .batches import lacks, launched
 from .vllm_batches import (
     BATCH_FILE,
     FLASHINFER_FILE,
@@ -115,15 +115,12 @@ class _Runner:
         )
 
 
-@implementation(
+@launched(
     "prepare_steps",
     name="vllm-steps",
     provider="vllm",
     supports=_supports,
     compile_key=lambda problem: problem.page_size,
-    build_ahead="cuda",
-    build_minutes=0.02,
-    build_compilers=1,
 )
 def steps(inputs: StepsInputs) -> dict[str, torch.Tensor]:
     """Prepare each step from what the steps before have left in vLLM's buffers."""
