@@ -25,6 +25,18 @@ def right_window_off_by_one(inputs: RaggedAttentionInputs) -> Pair:
     return attend(inputs, replace(HONEST, right=right))
 
 
+@seeded(BUGS, RAGGED, "parity", features=("two_sided_window", "causal_by_request"))
+def right_side_without_flags_only(inputs: RaggedAttentionInputs) -> Pair:
+    """Forget the right side of a window where each request says whether it is causal."""
+
+    def right(position: torch.Tensor, key: torch.Tensor, window_right: int) -> torch.Tensor:
+        del window_right
+        return (key >= 0).expand(len(position), -1)
+
+    flagged = isinstance(inputs.causal, torch.Tensor)
+    return attend(inputs, replace(HONEST, right=right) if flagged else HONEST)
+
+
 @seeded(BUGS, RAGGED, "parity", features=("alibi",))
 def slopes_of_key_value_heads(inputs: RaggedAttentionInputs) -> Pair:
     """Take ALiBi's slope of the first query head that shares the keys, not of the head itself."""
