@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -9,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from kernelproof.impl import BUILT_IN, Target, find_implementation
+from kernelproof.impl.engines.metadata.batches import builder
 from kernelproof.impl.targets.optional import missing
 from kernelproof.impl.targets.unpacked import FROM
 from kernelproof.properties.laws import laws_of
 from kernelproof.properties.verdicts.subject import Subject
-from kernelproof.reference import BatchProblem
+from kernelproof.reference import BatchProblem, materialise
 from kernelproof.reference.attention.preparation import OUTPUTS
+from kernelproof.reference.tensors.preparation import BatchInputs
 
 ABSENT = missing("triton", "triton")
 pytestmark = pytest.mark.skipif(ABSENT is not None, reason=str(ABSENT))
@@ -145,3 +148,16 @@ def test_each_output_is_built_by_an_engine() -> None:
         if not str(find_implementation(name).refusal(problem, target)).startswith("builds")
     }
     assert built == set(OUTPUTS)
+
+
+def test_every_builder_lets_loaded_scalars_bound_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    monkeypatch.setattr("triton.__version__", "3.6.0")
+    before, seen = interpreter._patch_lang_tensor, list[bool]()
+
+    def kernel(_inputs: BatchInputs) -> None:
+        seen.append(interpreter._patch_lang_tensor is not before)
+
+    build = builder("asked", "vllm.v1.worker.gpu.input_batch", "kernel", {"seq_lens": "kept"})
+    build(kernel).function(materialise(BATCH))
+    assert seen == [True]
