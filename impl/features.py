@@ -118,6 +118,9 @@ FEATURES = (
     "large_weights",
     "large_tensors",
     "large_caches",
+    "large_rows",
+    "large_workspaces",
+    "guarded_sums",
     "host_bounds",
     "slot_mapping",
     "batch_invariant",
@@ -183,9 +186,12 @@ are not compared bitwise. ``phases`` and ``no_host_sync`` are of build_metadata:
 call never waits for the GPU: as the host cannot know how many pages there are, its
 ``paged_kv_indices`` may then be longer than ``paged_kv_indptr[-1]``. ``large_weights`` is of moe: a
 call reads nothing of experts that no token goes to, so that weights may be larger than memory;
-``large_tensors`` is that of attention: nothing but the batch's own pages and rows is read, and no
-offset of a page or a row is of 32 bits. ``large_caches`` promises as much of pages only, and of
-append_paged_kv, too, that nothing but slots of new tokens is written. ``lse_views`` is of attention
+``large_tensors`` is of attention and append_paged_kv: no offset of a page or a row is of 32 bits,
+and nothing but the batch's own pages and rows is read, or slots of new tokens written;
+``large_caches`` promises as much of pages only, and ``large_rows`` that no offset of a row is of 32
+bits: a token's, a state's, that of a request in a block table; ``large_workspaces`` promises it of
+the rows of ``impl.gpu.workspaces``. ``guarded_sums`` is of route: weights are finite where scores
+add up to nothing and there is no floor. ``lse_views`` is of attention
 that writes out, too: ``inputs.lse`` is such a view. ``padded_rows`` is of attention: queries, block
 tables, and the keys and values of ragged_attention have rows behind those that ``qo_indptr`` and
 ``kv_indptr`` name, which are not read; out and lse have as many as the queries. ``host_bounds`` is

@@ -175,6 +175,7 @@ def materialise(
     unused: float = CANARY,
     garbage: int | None = None,
     tight: bool = False,
+    apart: Mapping[str, int] | None = None,
     **options: int,
 ) -> Inputs:
     """Make the tensors of a problem.
@@ -187,10 +188,11 @@ def materialise(
         garbage: where engines have padded the tensors, what integers hold behind them: then whole
             rows of ``unused`` lie behind tensors of floats, and this number behind integers.
         tight: let the memory of each tensor end where the tensor does, without a fence behind it.
+        apart: names of tensors whose rows lie more than 2^32 elements apart, see ``Allocator``.
         options: what a problem's operation takes besides: ``step`` of a MetadataProblem.
 
     Returns:
         The record of the problem's operation, see ``reference.tensors.inputs``.
     """
-    home = Allocator(torch.device(device), unused, garbage, tight=tight)
+    home = Allocator(torch.device(device), unused, garbage, tight=tight, apart=apart)
     return OPERATIONS[problem.operation].materialise(problem, home, **options)

@@ -70,7 +70,8 @@ def judge(request: dict[str, Any]) -> dict[str, Any]:
 
 def _findings(report: ImplementationReport) -> list[Finding]:
     found = [*report.replayed, *(law.finding for law in report.laws if law.finding)]
-    return [each for each in found if each.verdict.bad and not each.entry]
+    shown = [each for each in found if each.verdict.bad or each.verdict.status == "FLAKY"]
+    return [each for each in shown if not each.entry]
 
 
 def _shown(finding: Finding) -> dict[str, Any]:

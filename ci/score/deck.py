@@ -52,7 +52,7 @@ WORTH = (1.0, 0.3, 0.1)
 """What it is worth to kill a bug for the first time, the second and the third: a fault that took no
 part in making the deck is nearer to what several problems kill."""
 LEAST_WORTH = 0.1
-DEAR = ("soak", "far_pages", "far_tokens", "far_experts")
+DEAR = ("soak", "far_pages", "far_tokens", "far_rows", "far_workspaces", "far_experts")
 """Laws of which no problem is asked early unless it kills: one takes as long as hundreds."""
 DEADLINES = Deadlines(run=20.0)
 Pair = tuple[str, str]

@@ -11,6 +11,7 @@ from ...reference import Arithmetic, AttentionProblem
 from ...reference.tensors.inputs import PagedAttentionInputs
 from ..gating.rules import provider_matches
 from ..gpu.triton_interpreter import scalars_as_bounds
+from ..gpu.workspaces import one_each, workspace
 from ..targets.refusal import Refusal, first_reason
 from ..targets.target import Target
 from . import sglang_calls as sglang
@@ -57,7 +58,8 @@ def _compile_key(problem: AttentionProblem) -> Hashable:
 
 
 decode = functools.partial(
-    sglang.kernel, "paged_attention", features=("mla", "logits_bias", "large_caches"),
+    sglang.kernel, "paged_attention",
+    features=("mla", "logits_bias", "large_tensors", "large_workspaces"),
     compile_key=_compile_key, split=LEAST_SPLIT,
 )  # fmt: skip
 
@@ -67,8 +69,8 @@ def _attend(inputs: PagedAttentionInputs) -> sglang.Pair:
     lengths, q = inputs.metadata.seq_lens, inputs.q
     room = (*q.shape[:2], SPLITS)
     # What is read without being written must show: SGLang's own buffers are not cleared either.
-    parts = q.new_full((*room, inputs.head_dim_vo), torch.nan, dtype=torch.float32)
-    lses = q.new_full(room, -torch.inf, dtype=torch.float32)
+    parts = workspace(q, (*room, inputs.head_dim_vo), torch.nan)
+    lses = one_each(parts, -torch.inf)
     k, v = (sglang.pool(cache, inputs.kv_layout) for cache in (inputs.k_cache, inputs.v_cache))
     with load(FILE, sglang.stubs) as kernels, scalars_as_bounds(q):
         attend = kernels.decode_attention_fwd

@@ -54,7 +54,7 @@ writer = functools.partial(
     implementation,
     "append_paged_kv",
     provider="vllm",
-    features=("fp8_kv", "slot_mapping"),
+    features=("fp8_kv", "slot_mapping", "large_rows"),
     compile_key=_compile_key,
     build_ahead="cuda",
     build_minutes=0.02,
@@ -85,7 +85,7 @@ def _caches(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
 @writer(
     name="vllm-reshape-and-cache-flash",
     supports=_supports,
-    features=("fp8_kv", "slot_mapping", "large_caches"),
+    features=("fp8_kv", "slot_mapping", "large_tensors"),
 )
 def append(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Write each token into the slot that its request's pages give it."""
@@ -215,7 +215,8 @@ def _token_key(problem: AttentionProblem) -> Hashable:
 
 @implementation(
     "append_paged_kv", name="vllm-reshape-and-cache-per-token-head", provider="vllm",
-    supports=_quantises, features=("per_token_head_kv", "slot_mapping"), compile_key=_token_key,
+    supports=_quantises, features=("per_token_head_kv", "slot_mapping", "large_rows"),
+    compile_key=_token_key,
     build_ahead="cuda", build_minutes=0.02, build_compilers=1,
 )  # fmt: skip
 def append_tokens(inputs: AppendInputs) -> tuple[torch.Tensor, ...]:

@@ -11,6 +11,7 @@ import torch
 from ...reference import Arithmetic, AttentionProblem
 from ...reference.tensors.inputs import PagedAttentionInputs
 from ..gpu.triton_interpreter import scalars_as_bounds
+from ..gpu.workspaces import workspace
 from ..targets.refusal import Refusal, first_reason
 from ..targets.target import Target
 from .claims import LEAST_CHANNELS, by_slots, wrong_here
@@ -68,7 +69,7 @@ decode = functools.partial(
     implementation,
     "paged_attention",
     provider="vllm",
-    features=("mla", "fp8_kv", "different_kv_strides", "large_caches"),
+    features=("mla", "fp8_kv", "different_kv_strides", "large_caches", "large_workspaces"),
     writes_out=True,
     compile_key=_compile_key,
     split=16,
@@ -88,7 +89,7 @@ def _attend(inputs: PagedAttentionInputs) -> Pair:
     tokens, heads, _ = inputs.q.shape
     # The last channel holds the LSE. What is read without being written must show.
     shape = tokens, heads, SPLITS, inputs.head_dim_vo + 1
-    scratch = inputs.q.new_full(shape, torch.nan, dtype=torch.float32)
+    scratch = workspace(inputs.q, shape, torch.nan)
     lse = inputs.q.new_full((tokens, heads), torch.nan, dtype=torch.float32)
     with load(FILE, stubs) as kernels, scalars_as_bounds(inputs.q):
         attend = kernels.decode_attention_fwd

@@ -99,7 +99,7 @@ kernel = functools.partial(
     build_compilers=1,
 )
 """``implementation``, with what the adapters to ``fused_moe_kernel`` declare alike."""
-FEATURES = ("moe_biases", "expert_parallel", "weights_on_input")
+FEATURES = ("moe_biases", "expert_parallel", "weights_on_input", "large_rows")
 ROUNDED = Arithmetic(projections="inputs", intermediate="inputs", partial_outputs=True)
 
 

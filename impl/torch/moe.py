@@ -112,7 +112,9 @@ def with_shared(inputs: RouteInputs, ids: torch.Tensor) -> torch.Tensor:
     return torch.cat([ids, shared.expand(len(ids), -1)], dim=1)
 
 
-@implementation("route", name="torch-route", features=(*ROUTE_FEATURES, *ROUTE_VALUES))
+@implementation(
+    "route", name="torch-route", features=(*ROUTE_FEATURES, *ROUTE_VALUES, "large_rows")
+)
 def route(inputs: RouteInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Score in float32, take the best with torch.topk, and weigh them."""
     scores = scores_of(inputs.method, inputs.logits.float())
@@ -121,7 +123,9 @@ def route(inputs: RouteInputs) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @implementation(
-    "moe", name="torch-moe", features=(*MOE_FEATURES, "large_weights", "unread_padding")
+    "moe",
+    name="torch-moe",
+    features=(*MOE_FEATURES, "large_weights", "large_rows", "unread_padding"),
 )
 def experts(inputs: MoEInputs) -> torch.Tensor:
     """Compute each expert's tokens in turn and add up what they give."""

@@ -12,7 +12,12 @@ from ...reference.tensors.inputs import MetadataInputs
 from ..protocol import implementation
 
 
-@implementation("build_metadata", name="reference-metadata", backend="reference")
+@implementation(
+    "build_metadata",
+    name="reference-metadata",
+    backend="reference",
+    features=("large_rows",),
+)
 def build(inputs: MetadataInputs) -> BatchMetadata:
     """Compute page counts, the two indptrs, the indices and the last page lengths."""
     lengths, page_size = inputs.seq_lens, inputs.page_size

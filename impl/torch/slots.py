@@ -8,7 +8,7 @@ from ...reference.tensors.slots import SlotInputs
 from ..protocol import implementation
 
 
-@implementation("map_slots", name="torch-map-slots", features=("far_slots",))
+@implementation("map_slots", name="torch-map-slots", features=("far_slots", "large_rows"))
 def map_slots(inputs: SlotInputs) -> torch.Tensor:
     """Look up each token's page, by the rank's own place where keys are dealt to a group."""
     positions, size = inputs.positions, inputs.page_size

@@ -43,7 +43,7 @@ def _kernels(problem: AttentionProblem) -> Iterator[AttentionProblem]:
 @kernel(
     "append_paged_kv",
     name="triton-append",
-    features=("fp8_kv", "large_caches"),
+    features=("fp8_kv", "large_tensors"),
     compile_key=_compile_key,
     kernels=_kernels,
     build_minutes=BUILD_MINUTES,

@@ -39,7 +39,7 @@ def _compile_key(problem: MergeProblem) -> Hashable:
     "merge_state",
     name="triton-merge-state",
     writes_out=True,
-    features=("padded_states", "lse_views", ALGEBRA),
+    features=("padded_states", "lse_views", "large_rows", ALGEBRA),
     compile_key=_compile_key,
     kernels=_kernels,
     build_minutes=BUILD_MINUTES,

@@ -37,7 +37,7 @@ class DeviceMetadata:
 @kernel(
     "build_metadata",
     name="triton-metadata",
-    features=("no_host_sync",),
+    features=("no_host_sync", "large_rows"),
     compile_key=lambda _: "build",
     build_minutes=BUILD_MINUTES,
 )

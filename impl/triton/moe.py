@@ -120,7 +120,12 @@ NOT_READ = (
     "nvfp4_gate_up_scales", "one_product", "padded_widths",
 )  # fmt: skip
 """Features of ``moe`` that these kernels do not have."""
-FEATURES = (*(name for name in MOE_FEATURES if name not in NOT_READ), "large_weights", ALGEBRA)
+FEATURES = (
+    *(name for name in MOE_FEATURES if name not in NOT_READ),
+    "large_weights",
+    "large_rows",
+    ALGEBRA,
+)
 
 
 def _supports(_: MoEProblem, target: Target) -> bool | str:

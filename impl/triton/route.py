@@ -72,7 +72,7 @@ def _compile_key(problem: RouteProblem) -> Hashable:
 @kernel(
     "route",
     name="triton-route",
-    features=(*ROUTE_FEATURES, *ROUTE_VALUES, ALGEBRA),
+    features=(*ROUTE_FEATURES, *ROUTE_VALUES, "large_rows", ALGEBRA),
     supports=_supports,
     compile_key=_compile_key,
     build_minutes=BUILD_MINUTES,

@@ -5,15 +5,24 @@ On a CPU their memory is mapped, and takes room only where it is written; on a G
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-from ...reference import AttentionProblem, BatchMetadata, MoEProblem, oracle
+from ...impl.gpu.workspaces import workspaces_apart
+from ...reference import (
+    AttentionProblem,
+    BatchMetadata,
+    MergeProblem,
+    MetadataProblem,
+    MoEProblem,
+    SlotsProblem,
+    oracle,
+)
+from ...reference.tensors.allocation import FAR, LEAST_ROWS, rows_apart, unreserved
 from ...reference.tensors.inputs import (
     AppendInputs,
     AttentionInputs,
@@ -26,30 +35,19 @@ from ..verdicts.verdict import VACUOUS, Verdict
 from .append import appended, compared
 from .general import kept, run_on
 from .law import APPEND, ATTENTION, PAGED, Law
+from .slack import PARITY
 
 AnyProblem = TypeVar("AnyProblem", AttentionProblem, MoEProblem)
-ROWS, PAGES = ("large_tensors",), ("large_tensors", "large_caches")
+ROWS, PAGES = ("large_tensors", "large_rows"), ("large_tensors", "large_caches")
 """Claims of offsets of 64 bits, one of which an implementation must make: of rows, and of pages."""
-FAR = 2**32
-"""Elements: offsets beyond it fit neither into an int32 nor into a uint32."""
-LEAST_ROWS = 4
-"""Rows over which an offset grows to that with a stride that an int32 still holds."""
-ALIGNED = 64
-"""Elements of which a stride of rows is a multiple."""
-GIB = 1 << 30
-SHARED, NO_RESERVE = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS, 0x4000
-"""Linux's flags for memory that is there when it is touched; Python 3.10 has no name for one."""
-
-
-def unreserved(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of this shape that takes no memory of a CPU before it is written to."""
-    if like.is_cuda:
-        return like.new_empty(tuple(shape))
-    count = torch.Size(shape).numel()
-    # Shared with nobody: private memory would count against the worker's limit unused.
-    room = mmap.mmap(-1, count * like.element_size(), flags=SHARED | NO_RESERVE)
-    as_bytes = torch.frombuffer(room, dtype=torch.uint8, count=count * like.element_size())
-    return as_bytes.view(like.dtype).view(tuple(shape))
+_NEW, _STATES = {"new_k": 1, "new_v": 1}, {"outs": 2, "states": 1, "lses": 1, "out": 1}
+_TABLE = {"block_table": 1}
+APART: dict[str, dict[str, int]] = {
+    "append_paged_kv": _NEW, "merge_state": _STATES, "route": {"logits": 1},
+    "moe": {"hidden": 1, "out": 1}, "build_metadata": _TABLE, "map_slots": _TABLE,
+}  # fmt: skip
+"""Tensors with rows of tokens, states or requests by operation, and how many axes count rows."""
+GIB, WORKSPACE_BYTES = 1 << 30, 4
 
 
 def has_room(subject: Subject, needed: int) -> bool:
@@ -106,11 +104,16 @@ def _asked(subject: Subject, near: AttentionProblem, claims: Sequence[str]) -> b
 
 
 def _unmoved(
-    subject: Subject, problem: AttentionProblem, near: AttentionInputs, far: AttentionInputs
+    subject: Subject,
+    problem: AttentionProblem,
+    near: AttentionInputs,
+    far: AttentionInputs,
+    apart: Mapping[str, int] | None = None,
 ) -> Verdict:
     """Check that a call gives the same where its tensors lie far apart."""
     first, bounded = run_on(subject, problem, near)
-    second = kept(subject.run_operation(problem, far))
+    with subject.surrounded(apart=apart or {}):
+        second = kept(subject.run_operation(problem, far))
     bounds = (bounded.bound, bounded.bound)
     return agree(first, second, bounds, exact=subject.exact(problem))
 
@@ -147,7 +150,7 @@ def _apart(problem: AttentionProblem, inputs: PagedAttentionInputs | AppendInput
         return apart
 
     def room(cache: torch.Tensor) -> torch.Tensor:
-        return unreserved((count + 1, *cache.shape[1:]), cache)
+        return unreserved((count + 1, *cache.shape[1:]), cache.dtype, cache.device)
 
     keys = room(inputs.k_cache)
     k_cache = moved(inputs.k_cache, keys[:-1])
@@ -210,26 +213,64 @@ def far_tokens(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Keep rows of queries, and of ragged keys, far apart: nothing changes."""
     ragged = problem.operation == "ragged_attention"
     strided_kv = ragged or problem.strided_kv
-    near = narrow(subject, replace(problem, strided_q=True, strided_kv=strided_kv, kv_views=""))
+    plain = replace(_repeated(problem), strided_q=True, strided_kv=strided_kv, kv_views="")
+    near = narrow(subject, plain)
     if not _asked(subject, near, ROWS) or near.num_tokens < LEAST_ROWS:
         return VACUOUS
     inputs = subject.materialise(near)
-    if not has_room(subject, (3 if ragged else 1) * FAR * inputs.q.element_size()):
+    if not has_room(subject, (5 if ragged else 3) * FAR * inputs.q.element_size()):
         return VACUOUS
     far = replace(inputs, q=_far_rows(inputs.q))
     if isinstance(far, RaggedAttentionInputs) and len(far.k) >= LEAST_ROWS:
         far = replace(far, k=_far_rows(far.k), v=_far_rows(far.v))
-    return _unmoved(subject, near, inputs, far)
+    return _unmoved(subject, near, inputs, far, apart={"out": 1})
+
+
+def _repeated(problem: AttentionProblem) -> AttentionProblem:
+    """Repeat the requests of a batch until its tokens are enough to lie far apart."""
+    times = -(-LEAST_ROWS // max(problem.num_tokens, 1))
+    return replace(
+        problem, query_lens=problem.query_lens * times, seq_lens=problem.seq_lens * times
+    )
 
 
 def _far_rows(tensor: torch.Tensor) -> torch.Tensor:
     """Copy [rows, heads, channels] to where the last row begins beyond 2^32 elements."""
-    rows, heads, channels = tensor.shape
-    stride = max(FAR // (rows - 1) // ALIGNED + 1, -(-heads * channels // ALIGNED)) * ALIGNED
-    room = unreserved((rows * stride,), tensor)
-    apart = room.as_strided(tensor.shape, (stride, channels, 1))
+    apart = rows_apart(tensor.shape, tensor.dtype, tensor.device)
     apart.view(torch.uint8).copy_(tensor.view(torch.uint8))
     return apart
+
+
+def far_rows(subject: Subject, problem: Any) -> Verdict:  # noqa: ANN401  of the operations
+    """Keep the rows of tokens, states or requests far apart: the answer is the oracle's."""
+    apart = APART[problem.operation]
+    itemsize = getattr(torch, getattr(problem, "dtype", "int32")).itemsize
+    if not has_room(subject, len(apart) * FAR * itemsize) or _rows(problem) < LEAST_ROWS:
+        return VACUOUS
+    with subject.surrounded(apart=apart):
+        return PARITY[problem.operation](subject, problem)
+
+
+def _rows(problem: Any) -> int:  # noqa: ANN401  of the operations
+    """Return the most rows of a tensor that lie apart."""
+    if isinstance(problem, MetadataProblem | SlotsProblem):
+        return len(problem.steps[0][0])
+    states = problem.num_states if isinstance(problem, MergeProblem) else 0
+    return max(int(problem.num_tokens), states)
+
+
+def far_workspaces(subject: Subject, problem: AttentionProblem) -> Verdict:
+    """Keep the rows of workspaces far apart: nothing changes."""
+    problem = _repeated(problem)
+    room = has_room(subject, 2 * FAR * WORKSPACE_BYTES)
+    if not room or problem.num_tokens < LEAST_ROWS or not subject.claims(problem):
+        return VACUOUS
+    inputs = subject.materialise(problem)
+    first, bounded = run_on(subject, problem, inputs)
+    with workspaces_apart() as apart:
+        second = kept(subject.run_operation(problem, inputs))
+    bounds = (bounded.bound, bounded.bound)
+    return agree(first, second, bounds, exact=subject.exact(problem)) if apart else VACUOUS
 
 
 LAWS = (
@@ -258,6 +299,24 @@ LAWS = (
         "rows of queries, and of ragged keys, more than 2^32 numbers apart give the same",
         weight=0.1,
         needs=ROWS,
+        floor=1,
+    ),
+    Law(
+        "far_rows",
+        tuple(APART),
+        far_rows,
+        "rows of tokens, states or requests more than 2^32 numbers apart give the same",
+        weight=0.1,
+        needs=ROWS,
+        floor=1,
+    ),
+    Law(
+        "far_workspaces",
+        ATTENTION,
+        far_workspaces,
+        "rows of workspaces more than 2^32 numbers apart give the same",
+        weight=0.1,
+        needs=("large_workspaces",),
         floor=1,
     ),
 )

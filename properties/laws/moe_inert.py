@@ -11,6 +11,7 @@ import torch
 from ...impl import Implementation
 from ...reference import MoEProblem, QuantizedMatrix
 from ...reference.problems.moe import as_one
+from ...reference.tensors.allocation import unreserved
 from ...reference.tensors.batched_moe import BatchedMoEInputs
 from ...reference.tensors.moe_inputs import MoEInputs
 from ...reference.tensors.moe_regimes import assignment
@@ -19,7 +20,7 @@ from ..isolation.machine import undisturbed
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import VACUOUS, Verdict
 from .expert_calls import answer, result, same
-from .far import has_room, narrow, unreserved
+from .far import has_room, narrow
 from .law import MOE, Law
 
 E8M0_NAN, E4M3_NAN = 255, 0x7F
@@ -221,7 +222,7 @@ def _too_large(subject: Subject, problem: MoEProblem) -> bool:
 
 def _far(matrix: torch.Tensor, places: Sequence[int], experts: int) -> torch.Tensor:
     """Put experts into these places among others that hold nothing."""
-    apart = unreserved((experts, *matrix.shape[1:]), matrix)
+    apart = unreserved((experts, *matrix.shape[1:]), matrix.dtype, matrix.device)
     for place, weights in zip(places, matrix, strict=True):
         apart[place] = weights
     return apart

@@ -69,7 +69,7 @@ def invariants(subject: Subject, problem: RouteProblem) -> Verdict:
     how = METHODS[problem.method]
     # Without a floor a sum of scores that are all 0 in float32 makes NaN.
     no_floor = how.weight == "renormalize" and problem.renormalise_floor < NO_FLOOR
-    lost = ~something & no_floor
+    lost = ~something & (no_floor and "guarded_sums" not in subject.implementation.features)
     for wrong, said in (
         (outside, "has ids that are no expert's"),
         (twice, "has an expert twice"),

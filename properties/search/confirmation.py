@@ -120,8 +120,8 @@ class Confirmation:
         slow = again.seconds > SLOW_SHARE * limit * max(again.calls, 1)
         if verdict.status == "HANG" and not again.bad and slow:
             return again
-        # What the ledger knows may show itself in several ways, a HANG and a FAIL by turns.
-        if again.status in (verdict.status, "KNOWN"):
+        # What is wrong may show itself in several ways, a HANG and a FAIL by turns.
+        if again.bad or again.status == "KNOWN":
             return again
         if verdict.status == "FAIL" and self.flaky is None:
             afresh = self._in_first_calls(problem)

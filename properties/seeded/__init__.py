@@ -10,6 +10,7 @@ from __future__ import annotations
 from . import (
     append_bugs,
     context_parallel_bugs,
+    far_bugs,
     honest,
     merge_bugs,
     metadata_bugs,
@@ -92,6 +93,7 @@ BUGS: tuple[SeededBug, ...] = (
     *verify_bugs.BUGS,
     *padding_bugs.BUGS,
     *slack_bugs.BUGS,
+    *far_bugs.BUGS,
     *hidden_bugs.BUGS,
     *scratch_bugs.BUGS,
     *view_bugs.BUGS,
@@ -122,6 +124,7 @@ HONEST: tuple[SeededBug, ...] = (
     *honest.CONTROLS,
     *context_parallel_bugs.CONTROLS,
     *slots_bugs.CONTROLS,
+    *far_bugs.CONTROLS,
     *preparation_bugs.CONTROLS,
     *steps_bugs.CONTROLS,
     *session_bugs.CONTROLS,

@@ -23,7 +23,13 @@ from ...impl.targets.refusal import Refusal
 from ...reference import Arithmetic, Problem, materialise
 from ...reference.operations import OPERATIONS as ORACLES
 from ...reference.operations import operation_of
-from ...reference.tensors.allocation import FENCE, MOST_SLACK, SLACK_ROWS
+from ...reference.tensors.allocation import (
+    FENCE,
+    LEAST_ROWS,
+    MOST_SLACK,
+    SLACK_ROWS,
+    rows_apart,
+)
 from ...reference.tensors.inputs import Inputs
 from .asked import CALLS
 from .comparison import Result, fail, unusable
@@ -404,6 +410,9 @@ class Subject:
             dtype = self.lse_dtype(inputs) if name == "lse" else usual
             if name == "lse" and self._lse_layout:
                 views[name] = self._lse_buffer(size, dtype, device).fill_(fill)
+                continue
+            if name in self._surroundings.get("apart", {}) and size[0] >= LEAST_ROWS:
+                views[name] = rows_apart(size, dtype, device).fill_(fill)
                 continue
             behind = FENCE + min(SLACK_ROWS * math.prod(size[1:]), MOST_SLACK)
             storage = torch.full((FENCE + count + behind,), torch.nan, dtype=dtype, device=device)

@@ -10,7 +10,7 @@ from .base import DTYPES, BaseProblem, check_at_least, check_one_of, refuse
 from .field_types import check_types
 
 MERGE_REGIMES = ("iid", "dominant_state", "shifted", "exact_grid")
-EMPTY_STATES = ("none", "some", "all")
+EMPTY_STATES = ("none", "some", "all", "one")
 STATE_STRIDES = ("", "padded", "different")
 CONTEXTS = ("all", "some", "none")
 
@@ -28,7 +28,8 @@ class MergeProblem(BaseProblem):
         num_heads: query heads of each state.
         head_dim: channels of each state.
         dtype: the dtype of the outs and the merged out; lses are float32.
-        empty: which states are (0, -inf): ``none``, ``some`` (a quarter, by hash) or ``all``.
+        empty: which states are (0, -inf): ``none``, ``some`` (a quarter, by hash), ``all``, or
+            ``one``: at most one of each row, by hash, where there are several states.
         regime: how values are made, one of ``MERGE_REGIMES``.
         strides: how the outs of states lie: dense if empty; ``padded``: rows of all states are
             equally wider than their channels; ``different``: each state lies by itself

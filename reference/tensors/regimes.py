@@ -320,7 +320,12 @@ def merge_values(problem: MergeProblem, device: torch.device) -> tuple[torch.Ten
 def empty_states(problem: MergeProblem, device: torch.device) -> torch.Tensor:
     """Return the [states, tokens, heads] mask of states that are (0, -inf)."""
     shape = (problem.num_states, problem.num_tokens, problem.num_heads)
+    key = stream(problem.seed, "empty")
+    if problem.empty == "one" and problem.num_states > 1:
+        rows = torch.arange(shape[1] * shape[2], device=device)
+        which = bits(key, rows, 1).view(1, *shape[1:]) % (problem.num_states + 1)
+        return torch.arange(shape[0], device=device).view(-1, 1, 1) == which
     if problem.empty != "some":
         return torch.full(shape, problem.empty == "all", device=device)
     rows = torch.arange(shape[0] * shape[1] * shape[2], device=device)
-    return (bits(stream(problem.seed, "empty"), rows, 1) % 4 == 0).view(shape)
+    return (bits(key, rows, 1) % 4 == 0).view(shape)

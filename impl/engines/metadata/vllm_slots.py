@@ -51,7 +51,7 @@ def _key_of_groups(problem: SlotsProblem) -> Hashable:
     name="vllm-slot-mapping",
     provider="vllm",
     supports=_supports_one,
-    features=("far_slots",),
+    features=("far_slots", "large_rows"),
     compile_key=_compile_key,
 )
 def one_table(inputs: SlotInputs) -> torch.Tensor:

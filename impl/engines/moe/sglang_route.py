@@ -106,7 +106,12 @@ def bias_of(inputs: RouteInputs) -> torch.Tensor:
 FLOOR = ("renormalise_floor",)
 
 
-@router(name="sglang-moe-fused-gate", provider=SGLANG, supports=_not_the_gate, features=FLOOR)
+@router(
+    name="sglang-moe-fused-gate",
+    provider=SGLANG,
+    supports=_not_the_gate,
+    features=(*FLOOR, "guarded_sums"),
+)
 def gate(inputs: RouteInputs) -> Routing:
     """Call the general router, ``moe_fused_gate``."""
     softmax = inputs.method in SOFTMAX

@@ -40,6 +40,12 @@ def floor_always_the_usual(inputs: RouteInputs) -> Routed:
     return _routed(inputs, replace(inputs, renormalise_floor=1e-20))
 
 
+@seeded(BUGS, ROUTE, "routing_invariants", features=("renormalise_floor", "guarded_sums"))
+def sums_of_nothing_divide(inputs: RouteInputs) -> Routed:
+    """Promise finite weights, and divide by a sum of 0 all the same."""
+    return _routed(inputs)
+
+
 @seeded(BUGS, ROUTE, "routing_parity", features=("renormalise_floor",))
 def floor_as_a_minimum(inputs: RouteInputs) -> Routed:
     """Take the larger of the sum and the floor, where the floor is added."""

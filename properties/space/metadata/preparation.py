@@ -119,6 +119,8 @@ def batch_problems(draw: st.DrawFn, axes: Axes) -> BatchProblem:
     padding = st.lists(st.just((0, 0)), max_size=2)
     step = st.builds(list.__add__, st.lists(request, max_size=MOST_REQUESTS), padding)
     steps = draw(st.lists(step, min_size=1, max_size=4))
+    if cap < MOST_KEYS and draw(sampled((False, False, True))):  # work for one long request
+        steps = [[(1, draw(lengths(min(axes.max_work * KEYS_OF_WORK, MOST_KEYS), page_size)))]]
     if _is_verified(output):  # drawn anew below
         steps = [[(1, 1)]]
     problem = BatchProblem(

@@ -14,9 +14,10 @@ from kernelproof.impl import Target, find_implementation, implementation
 from kernelproof.impl.torch.sdpa import paged as sdpa
 from kernelproof.properties.laws import find_law
 from kernelproof.properties.laws.batches import Batch
-from kernelproof.properties.laws.far import FAR, has_room, narrow, unreserved
+from kernelproof.properties.laws.far import has_room, narrow
 from kernelproof.properties.verdicts.subject import Subject
 from kernelproof.reference import AttentionProblem, materialise
+from kernelproof.reference.tensors.allocation import FAR, unreserved
 from kernelproof.reference.tensors.inputs import PagedAttentionInputs
 
 PROBLEM = AttentionProblem(query_lens=(2, 1), seq_lens=(5, 3), page_size=2, causal=True)
@@ -102,7 +103,7 @@ def test_padded_requests_have_no_keys_and_stale_pages_or_zeros() -> None:
 
 
 def test_far_memory_is_not_touched() -> None:
-    room = unreserved((FAR,), torch.zeros(1))
+    room = unreserved((FAR,), torch.float32)
     room[-1] = 1.0
     assert room.numel() == FAR
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])

@@ -149,6 +149,22 @@ def test_what_asked_for_too_much_once_and_passes_then_is_flaky(
     assert asked.report.flaky == 1
 
 
+class Differs(Passes):
+    """One whose worker gives another verdict each time."""
+
+    def judge(self, _: Any, *, again: bool = False) -> Verdict:  # type: ignore[override]  # noqa: ANN401
+        """Fail first, then crash."""
+        return Verdict("CRASH", "SIGSEGV") if again else Verdict("FAIL", "numeric")
+
+
+def test_what_fails_and_then_crashes_is_no_chance(runner: Any) -> None:  # noqa: ANN401
+    asked = Differs(runner)
+    cast("Any", asked.candidate).deadlines_of = lambda *_: SimpleNamespace(run=1.0)
+    failure = Confirmation(asked).confirm(AttentionProblem())
+    assert failure is not None
+    assert (failure.verdict.status, asked.report.flaky) == ("CRASH", 0)
+
+
 def test_a_case_of_the_ledger_that_found_no_room_is_not_mended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
