@@ -187,6 +187,7 @@ def check(
         from .check.watching import watch_files
 
         return watch_files(implementations, click.get_current_context().find_root().obj)
+    _preload(given)
     from .check.checking import Request, examine
 
     return examine(Request(implementations, operation=operation, **given, command=_command()))
@@ -282,6 +283,7 @@ def gate(
     To compare two FlashInfer releases, use `bump`.
     """
     refuse_shared_files()
+    _preload(given)
     from .check.checking import Request, examine
     from .check.listing import usable_here
 
@@ -437,6 +439,14 @@ def _say_it_in_any_encoding() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+
+
+def _preload(given: Mapping[str, Any]) -> None:
+    """Have workers begin to import torch before this process does: each needs its own seconds."""
+    if given["ray"] is None:
+        from ..properties.worker.pools import preload
+
+        preload(given["device"])
 
 
 def _try_gating(

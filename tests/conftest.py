@@ -192,7 +192,7 @@ def interpreter() -> Generator[Worker, None, None]:
     """Lend a worker in which Triton's interpreter runs kernels."""
     from kernelproof.impl.targets.optional import missing
     from kernelproof.properties.isolation.workers import WorkerPool
-    from kernelproof.properties.worker.tasks import HANDLER
+    from kernelproof.properties.worker.pools import HANDLER
 
     if (reason := missing("triton", "triton")) is not None:
         pytest.skip(reason)

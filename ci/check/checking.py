@@ -45,7 +45,6 @@ from ..console.terminal import console
 from ..fleet.command import fleet_at, fleet_to_json, print_chips
 from ..fleet.fleet import Fleet
 from ..reports.annotations import annotation_lines
-from ..reports.html_report import to_html
 from ..reports.json_report import to_json
 from ..reports.progress import watch
 from ..reports.run_outline import print_summary, to_junit
@@ -283,6 +282,8 @@ def _sanitizer(request: Request) -> str:
 
 def _rules(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the rules that are not to be asked."""
+    if not names:
+        return ()
     from ...impl.gating import load_rules
 
     known = {rule.id for rule in load_rules().rules}
@@ -348,6 +349,9 @@ def _laws_by_operation(request: Request) -> dict[str, int]:
 def _write_outputs(
     request: Request, summary: Summary, unwritten: str = "", more: Mapping[str, Any] | None = None
 ) -> None:
+    # Imported here: the first problem need not wait for templates.
+    from ..reports.html_report import to_html
+
     more = more or {}
     contents = {
         "--json": lambda: {**to_json(summary), **more},

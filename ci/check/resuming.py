@@ -40,18 +40,18 @@ def kept_laws(
         JournalError: the run before was of other code, or its journal cannot be read.
         MachineError: the device is not there, or the journal that is asked for cannot be written.
     """
-    with _started(cases, plan, resume=resume) as journal:
-        passed = passed_before(cases, plan, reuse=reuse and not resume)
-        costs = {**passed.costs, **(journal.recall(COSTS, from_data) or {}), **plan.costs}
-        yield replace(with_seed(plan, journal), costs=costs), KeptLaws(journal, passed)
-
-
-def _started(cases: Path, plan: Plan, *, resume: bool) -> Journal:
-    """Return the journal of a run, which has its seed; one that keeps nothing if it cannot."""
     try:
         identity = {**plan_identity(plan), **machine_identity(plan.device)}
     except UnsupportedError as error:
         raise MachineError(str(error)) from error
+    with _started(cases, plan, identity, resume=resume) as journal:
+        passed = passed_before(cases, plan, identity, reuse=reuse and not resume)
+        costs = {**passed.costs, **(journal.recall(COSTS, from_data) or {}), **plan.costs}
+        yield replace(with_seed(plan, journal), costs=costs), KeptLaws(journal, passed)
+
+
+def _started(cases: Path, plan: Plan, identity: dict[str, Any], *, resume: bool) -> Journal:
+    """Return the journal of a run, which has its seed; one that keeps nothing if it cannot."""
     journal = Journal(None)
     try:
         journal = Journal(journal_path(cases, plan), flag="--cases")

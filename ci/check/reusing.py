@@ -25,9 +25,7 @@ from ..answers.identity import (
     digest_of,
     files_of_module,
     journal_path,
-    machine_identity,
     own_code,
-    plan_identity,
 )
 from ..answers.journal import Journal, JournalError
 from ..answers.records import from_data, to_data
@@ -214,12 +212,13 @@ def can_be_reused(plan: Plan) -> bool:
     return not (plan.profile.explore or plan.distrust)
 
 
-def passed_before(cases: Path, plan: Plan, *, reuse: bool) -> Passed:
+def passed_before(cases: Path, plan: Plan, identity: Mapping[str, Any], *, reuse: bool) -> Passed:
     """Return what passed in the last check that was asked for the same; nothing if that changed.
 
     Args:
         cases: the folder of the check's cases.
         plan: the plan of the check.
+        identity: what the results of the plan depend on here.
         reuse: whether what passed is asked for.
     """
     path, around = passed_path(cases, plan), surroundings(plan)
@@ -227,7 +226,7 @@ def passed_before(cases: Path, plan: Plan, *, reuse: bool) -> Passed:
         return Passed(around=around)
     try:
         with Journal(path, flag="--cases") as answers:
-            answers.start({**plan_identity(plan), **machine_identity(plan.device)}, resume=True)
+            answers.start(identity, resume=True)
             answers.require("surroundings", around)
             return _equal(plan, answers, around)
     except (JournalError, MachineError):  # of other code, or unreadable: all is asked again

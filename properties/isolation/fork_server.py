@@ -51,8 +51,10 @@ def main(options: str) -> NoReturn:
     # What a killed supervisor leaves is this process's.
     supervisor.ask_kernel(supervisor.PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGCHLD, lambda *_: _reap())
+    gc.disable()  # as a worker that imports
     worker_main.import_all(given["preload"])
     gc.freeze()
+    gc.enable()
     with contextlib.suppress(OSError):
         while True:
             message, fds, _, _ = socket.recv_fds(connection, len(MESSAGE), len(DESCRIPTORS))

@@ -13,6 +13,7 @@ import math
 import os
 import select
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -85,6 +86,11 @@ class Recipe:
     forks: bool = False
     """Whether processes are forks of one that has imported ``preload`` (Linux)."""
 
+    @property
+    def are_forks(self) -> bool:
+        """Whether processes are forks here: a program that they run under starts each anew."""
+        return FORKS and self.forks and not self.under
+
     def command(self, module: str) -> tuple[str, ...]:
         """Return the command that runs a module's `main`; its argument follows."""
         path = json.dumps(self.sys_path)
@@ -137,7 +143,7 @@ class WorkerProcess:
             "preload": recipe.preload,
             "memory_limit": recipe.memory_limit,
         }
-        if FORKS and recipe.forks and not recipe.under:
+        if recipe.are_forks:
             return _fork(recipe, settings, {**fds, "output": output})
         under = (*recipe.under, self._log.name) if self._log else ()
         return start_group(
@@ -383,33 +389,44 @@ class WorkerProcess:
         return dataclasses.replace(noted, limit=limit, peak=peak_of(self._group.maxrss))
 
 
+def begin_server(recipe: Recipe) -> None:
+    """Start the server of a recipe unless it is there, for workers that are started later."""
+    if recipe.are_forks:
+        with _servers_lock:
+            _server_of(recipe, subprocess.DEVNULL)
+
+
 def _fork(recipe: Recipe, settings: dict[str, object], fds: dict[str, int]) -> ProcessGroup:
     """Start a worker as a fork of the recipe's server, which may have to be started first."""
-    environment = {k: v for k, v in recipe.environment.items() if k not in _OF_ONE_TEST}
-    key = (recipe.executable, recipe.sys_path, recipe.preload, frozenset(environment.items()))
     with _servers_lock:
         while True:
-            server = _servers.pop(key, None)
-            known = server is not None and server.owner == os.getpid()
-            if server is None or not known:
-                server = ForkServer(
-                    recipe.command("fork_server"),
-                    recipe.preload,
-                    env=environment,
-                    stdout=fds["output"],
-                    stderr=fds["output"],
-                )
+            server, is_new = _server_of(recipe, fds["output"])
             try:
-                group = server.start(settings, recipe.environment, fds)
-            except OSError:
-                if not known:
+                return server.start(settings, recipe.environment, fds)
+            except OSError:  # somebody has killed it
+                _servers.popitem()[1].end()
+                if is_new:
                     raise
-                server.end()  # somebody has killed it
-                continue
-            _servers[key] = server
-            if len(_servers) > _MOST_SERVERS:
-                _servers.pop(next(iter(_servers))).end()
-            return group
+
+
+def _server_of(recipe: Recipe, output: int) -> tuple[ForkServer, bool]:
+    """Return the server of a recipe, and whether it is new; the lock is held."""
+    environment = {k: v for k, v in recipe.environment.items() if k not in _OF_ONE_TEST}
+    key = (recipe.executable, recipe.sys_path, recipe.preload, frozenset(environment.items()))
+    server = _servers.pop(key, None)
+    is_new = server is None or server.owner != os.getpid()
+    if server is None or is_new:
+        server = ForkServer(
+            recipe.command("fork_server"),
+            recipe.preload,
+            env=environment,
+            stdout=output,
+            stderr=output,
+        )
+    _servers[key] = server
+    if len(_servers) > _MOST_SERVERS:
+        _servers.pop(next(iter(_servers))).end()
+    return server, is_new
 
 
 def end_servers() -> None:

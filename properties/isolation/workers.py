@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .leftovers import Left, Leftovers
 from .outcome import Outcome
-from .process import Recipe, WorkerProcess
+from .process import Recipe, WorkerProcess, begin_server
 from .reads import Read
 from .stages import Deadlines
 
@@ -378,6 +378,10 @@ class WorkerPool:
         self._workers = [Worker(self._supply, started=started) for _ in range(size)]
         self._idle = [*self._workers]
         self._line: list[object] = []
+
+    def preload(self) -> None:
+        """Begin the imports of processes that are forks: another pool starts them sooner then."""
+        begin_server(self._supply.recipe)
 
     @property
     def respawns(self) -> int:

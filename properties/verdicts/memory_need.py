@@ -6,12 +6,13 @@ import os
 import re
 import resource
 from collections.abc import Iterable
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from ...impl.targets.exceptions import message_of
 from ...impl.targets.refusal import Code, Refusal
+
+if TYPE_CHECKING:
+    import torch
 
 NO_ROOM: Code = "memory"
 """Code of the refusal of a problem for which there is no room."""

@@ -8,9 +8,12 @@ from collections.abc import Mapping, Sequence
 from ..isolation import sanitizer
 from ..isolation.workers import DEFAULT_MEMORY_LIMIT, WorkerPool
 from ..verdicts.memory_need import worker_limit
-from .tasks import HANDLER
 
-PRELOAD = ("torch", "kernelproof.properties.worker.tasks")
+TASKS = "kernelproof.properties.worker.tasks"
+"""The module of what workers do."""
+HANDLER = f"{TASKS}:handle"
+"""The address by which a worker finds the handler of its requests."""
+PRELOAD = ("torch", TASKS)
 
 
 def open_pool(
@@ -61,3 +64,12 @@ def open_pool(
         # CUDA reserves address space by the terabyte.
         memory_limit=worker_limit(DEFAULT_MEMORY_LIMIT) if device == "cpu" else None,
     )
+
+
+def preload(device: str) -> None:
+    """Begin to import what the workers of a device need, before they are known to be needed.
+
+    Whoever calls this imports at the same time what it needs itself.
+    """
+    with open_pool(device, started=False) as pool:
+        pool.preload()

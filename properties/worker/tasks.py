@@ -49,9 +49,6 @@ from .kernel_lines import recording
 from .link import Link
 from .room import judged_with_room
 
-HANDLER = "kernelproof.properties.worker.tasks:handle"
-"""The address by which the worker finds this module's handler."""
-
 ERRORS_LEFT = 3
 COST_CALLS = 5
 COST_SECONDS = 2.0

@@ -798,3 +798,24 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_workers_begin_to_import_before_the_command_imports_what_is_heavy() -> None:
+    code = dedent(
+        """
+        import sys
+        from kernelproof.ci.cli import main
+        from kernelproof.properties.isolation import process
+
+        def begun(*_, **__):
+            sys.exit(f"imported: {sorted(HEAVY & {*sys.modules})}")
+
+        HEAVY = {"torch", "numpy", "hypothesis", "rich", "kernelproof.ci.check.checking"}
+        process.ForkServer = begun
+        main(["check", "torch-map-slots"])
+        """
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True
+    )
+    assert ended.stderr.strip() == "imported: []"

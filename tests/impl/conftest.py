@@ -17,7 +17,7 @@ import torch
 
 from kernelproof.impl.targets.optional import missing
 from kernelproof.properties.isolation.workers import DEFAULT_MEMORY_LIMIT, Worker, WorkerPool
-from kernelproof.properties.worker.tasks import HANDLER
+from kernelproof.properties.worker.pools import HANDLER
 
 ABSENT = missing("triton", "triton")
 needs_triton = pytest.mark.skipif(ABSENT is not None, reason=str(ABSENT))

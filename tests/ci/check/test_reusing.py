@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kernelproof.ci.answers.identity import machine_identity, plan_identity
 from kernelproof.ci.check.resuming import kept_laws
 from kernelproof.ci.check.reusing import fingerprints, passed_before, passed_path
 from kernelproof.ci.cli import main
@@ -101,9 +102,13 @@ def test_what_passed_is_not_asked_again(checked: tuple[Path, Plan, RunReport]) -
     assert len(dates) == 1, "results keep the date of the check that asked"
 
 
+def identity(plan: Plan) -> dict[str, Any]:
+    return {**plan_identity(plan), **machine_identity(plan.device)}
+
+
 def test_only_what_was_asked_to_reuse_is(checked: tuple[Path, Plan, RunReport]) -> None:
     folder, plan, _ = checked
-    assert not passed_before(folder / "cases", plan, reuse=False).whole
+    assert not passed_before(folder / "cases", plan, identity(plan), reuse=False).whole
 
 
 FILES = {
@@ -145,7 +150,7 @@ def test_what_changed_is_asked_again(
     file.parent.mkdir(exist_ok=True)
     file.write_text(FILES.get(changed, ("", ""))[1])
     try:
-        found = passed_before(folder / "cases", plan, reuse=True).whole
+        found = passed_before(folder / "cases", plan, identity(plan), reuse=True).whole
         assert len(found) == (1 if changed == "nothing" else 0)
     finally:
         file.unlink() if before is None else file.write_text(before)
@@ -166,7 +171,7 @@ def test_what_is_not_known_is_not_reused(tmp_path: Path) -> None:
 def test_a_store_that_cannot_be_read_costs_no_result(tmp_path: Path) -> None:
     plan = Plan([], TINY)
     passed_path(tmp_path, plan).write_text("no journal\n")
-    assert not passed_before(tmp_path, plan, reuse=True).dates
+    assert not passed_before(tmp_path, plan, identity(plan), reuse=True).dates
 
 
 def test_the_first_line_and_the_json_say_what_was_reused(

@@ -14,8 +14,8 @@ from kernelproof.impl.targets.unpacked import FROM
 from kernelproof.properties.isolation.workers import Deadlines, Worker, WorkerPool
 from kernelproof.properties.laws import laws_of
 from kernelproof.properties.verdicts.verdict import Verdict
+from kernelproof.properties.worker.pools import HANDLER
 from kernelproof.properties.worker.requests import Address
-from kernelproof.properties.worker.tasks import HANDLER
 from kernelproof.reference import BatchedMoEProblem, MoEProblem, Problem, RouteProblem
 
 ABSENT = missing("triton", "triton")

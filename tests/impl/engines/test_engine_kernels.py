@@ -19,8 +19,8 @@ from kernelproof.properties.laws import laws_of
 from kernelproof.properties.space.axes import narrow
 from kernelproof.properties.verdicts.subject import Subject
 from kernelproof.properties.verdicts.verdict import Verdict
+from kernelproof.properties.worker.pools import HANDLER
 from kernelproof.properties.worker.requests import Address
-from kernelproof.properties.worker.tasks import HANDLER
 from kernelproof.reference import AttentionProblem, BatchedMoEProblem, Problem
 
 ABSENT = missing("triton", "triton")

@@ -21,8 +21,8 @@ from kernelproof.properties.isolation.workers import Deadlines, Worker, WorkerPo
 from kernelproof.properties.laws import laws_of
 from kernelproof.properties.verdicts.subject import Subject
 from kernelproof.properties.verdicts.verdict import Verdict
+from kernelproof.properties.worker.pools import HANDLER
 from kernelproof.properties.worker.requests import Address
-from kernelproof.properties.worker.tasks import HANDLER
 from kernelproof.reference import (
     AttentionProblem,
     BatchProblem,

@@ -28,8 +28,8 @@ from kernelproof.properties.isolation.workers import Deadlines, Worker, WorkerPo
 from kernelproof.properties.laws import LAWS, laws_of
 from kernelproof.properties.space.attention_axes import ATTENTION_AXES
 from kernelproof.properties.verdicts.verdict import BAD, FAIL_KINDS, Verdict
+from kernelproof.properties.worker.pools import HANDLER
 from kernelproof.properties.worker.requests import verdict_of
-from kernelproof.properties.worker.tasks import HANDLER
 from kernelproof.reference import AttentionProblem, MergeProblem, Problem, RouteProblem
 
 CASE = {

@@ -28,8 +28,8 @@ from kernelproof.properties.space.rounds import Enough, draw_round, most_rounds,
 from kernelproof.properties.verdicts.contained import Stop
 from kernelproof.properties.verdicts.subject import Subject
 from kernelproof.properties.verdicts.verdict import Verdict
+from kernelproof.properties.worker.pools import HANDLER
 from kernelproof.properties.worker.requests import Address, verdict_of
-from kernelproof.properties.worker.tasks import HANDLER
 from kernelproof.reference import (
     AttentionProblem,
     MergeProblem,
