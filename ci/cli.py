@@ -187,7 +187,10 @@ def check(
         from .check.watching import watch_files
 
         return watch_files(implementations, click.get_current_context().find_root().obj)
-    _preload(given)
+    from .check.repeated import seems_repeated
+
+    if not seems_repeated({**given, "implementations": implementations, "operation": operation}):
+        _preload(given)
     from .check.checking import Request, examine
 
     return examine(Request(implementations, operation=operation, **given, command=_command()))
@@ -443,6 +446,8 @@ def _say_it_in_any_encoding() -> None:
 
 def _preload(given: Mapping[str, Any]) -> None:
     """Have workers begin to import torch before this process does: each needs its own seconds."""
+    # Kernelproof draws with nothing that is plugged into Hypothesis, and some of it imports pytest.
+    os.environ.setdefault("HYPOTHESIS_NO_PLUGINS", "1")
     if given["ray"] is None:
         from ..properties.worker.pools import preload
 

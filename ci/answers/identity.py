@@ -12,15 +12,17 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ... import __version__
 from ...fixtures import DECK
 from ...impl import Target
 from ...impl.registry import resolve_name
 from ...impl.targets.unpacked import folders, packages_in
-from ...properties.search.plan import Plan
 from .journal import Journal
+
+if TYPE_CHECKING:
+    from ...properties.search.plan import Plan
 
 ANSWERING = ("reference", "impl", "properties", "fixtures/support")
 """Folders of Kernelproof whose code the workers run."""

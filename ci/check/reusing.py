@@ -31,6 +31,7 @@ from ..answers.journal import Journal, JournalError
 from ..answers.records import from_data, to_data
 from ..console.errors import MachineError
 from ..reports.summary import state
+from .repeated import PASSED
 
 COSTS = {"costs": ""}
 """The question of which cost classes implementations have: what is drawn depends on it."""
@@ -48,9 +49,7 @@ stands for itself."""
 
 def passed_path(cases: Path, plan: Plan) -> Path:
     """Return the path of what passed in the last check that was asked for the same."""
-    return journal_path(cases, plan).with_name(
-        journal_path(cases, plan).name.replace("journal", "passed")
-    )
+    return cases / journal_path(cases, plan).name.replace("journal-", PASSED)
 
 
 def surroundings(plan: Plan) -> dict[str, Any]:
@@ -270,6 +269,6 @@ def keep_passed(
                 journal.keep(_whole(report), to_data(report))
     journal.require("surroundings", around)
     journal.move(passed_path(cases, plan))
-    kept = sorted(cases.glob("passed-*.jsonl"), key=lambda file: file.stat().st_mtime)
+    kept = sorted(cases.glob(f"{PASSED}*.jsonl"), key=lambda file: file.stat().st_mtime)
     for file in kept[:-MOST_CHECKS]:
         file.unlink(missing_ok=True)

@@ -180,12 +180,15 @@ def test_the_first_line_and_the_json_say_what_was_reused(
     monkeypatch.chdir(tmp_path)
     words = ["check", "torch-slice-context-parallel", "--profile", "quick",
              "--law", "context_parallel_parity", "--json", "out.json"]  # fmt: skip
-    found = []
+    preloaded: list[int] = []
+    monkeypatch.setattr("kernelproof.ci.cli._preload", lambda _: preloaded.append(len(found)))
+    found: list[tuple[bool, dict[str, Any]]] = []
     for more in ([], [], ["--no-reuse"], ["--resume"]):
         assert main([*words, *more]) == 0
         line = capsys.readouterr().out.splitlines()[0]
         found.append(("1 of 1 reused from " in line, json.loads(Path("out.json").read_text())))
     assert [each for each, _ in found] == [False, True, False, False]
+    assert preloaded == [0, 2, 3], "what is repeated asks no worker"
     first, again = (data for _, data in found[:2])
     assert first["reused"] == {"laws": 0, "of": 1, "since": ""}
     assert again["reused"]["laws"] == 1
