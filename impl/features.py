@@ -83,6 +83,12 @@ INT32_SLOTS = 2**31
 """Slots that int32 can count."""
 ALGEBRA = "float64_algebra"
 """Feature of a Triton kernel that is the operation's in float64, without what hides a rounding."""
+APPENDS = "append_and_attend"
+"""Feature of attention over pages whose calls append the new keys before they attend."""
+ROUTES = "router_logits"
+"""Feature of experts whose calls route by themselves."""
+UNDEFINED = "undefined_without_keys"
+"""Feature of attention that promises nothing of rows which see no key."""
 INTERPRETED = "interpreted"
 """What laws may need where Triton's interpreter runs the kernels; no feature to declare."""
 FEATURES = (
@@ -128,6 +134,9 @@ FEATURES = (
     "padded_rows",
     "unread_padding",
     ALGEBRA,
+    APPENDS,
+    ROUTES,
+    UNDEFINED,
 )
 """What an implementation may opt into. Those before ``nondeterministic`` are drawn only where
 named: quantised caches come with ``inputs.kv_format``, which says what they hold, and
@@ -204,7 +213,15 @@ rows, past a length, in the tail of a page, their scales too) never changes the 
 bytes lie there, NaN included. ``unread_padding`` is of moe, and promises the same of what lies
 behind ``hidden_size`` and ``inter_size``. ``float64_algebra`` promises of a Triton kernel that its
 answer is the operation's where each of its floats is computed in float64: no polynomial stands for
-an exponential, nothing is added to a denominator, and no factor of its is rounded on the host."""
+an exponential, nothing is added to a denominator, and no factor of its is rounded on the host.
+
+Three are words for kernels whose calls have another contract. ``append_and_attend`` is of
+paged_attention: the call writes ``inputs.new_k`` and ``inputs.new_v``, [tokens, kv_heads,
+head_dim], into the slots of ``inputs.metadata.slot_mapping()``, which hold NaN before, and then
+attends; it writes nothing else into the caches. ``router_logits`` is of moe: the call takes
+``inputs.router_logits``, float32 [tokens, experts], and routes by the method ``renormalize``, with
+as many experts a token as ``inputs.topk_ids`` has columns; these ids and their weights are others.
+``undefined_without_keys`` is of attention: rows that see no key hold anything."""
 
 
 def drawn_features(problem: Problem) -> list[str]:
@@ -221,6 +238,22 @@ def drawn_features(problem: Problem) -> list[str]:
         last = (problem.first_page + PAGES) * problem.page_size
         return [FAR_SLOTS] if last > INT32_SLOTS else []
     return _of_merging(problem) if isinstance(problem, MergeProblem) else []
+
+
+def inexpressible(problem: Problem) -> dict[str, str]:
+    """Return, by feature, in which calls only it is judged, where this one is none of them."""
+    if isinstance(problem, MoEProblem):
+        odd = problem.assignment in ("duplicates", "masked") or problem.identity_experts
+        if odd or problem.weights_on_input or problem.regime in ("zero_weights", "exact_grid"):
+            return {ROUTES: "where weights of other experts each are a softmax, on the output"}
+    if isinstance(problem, AttentionProblem) and problem.operation == "paged_attention":
+        lengths = zip(problem.query_lens, problem.seq_lens, strict=True)
+        shared = problem.shared_prefix_pages * problem.page_size
+        if problem.kv_cache:
+            return {APPENDS: "on caches in the model's dtype"}
+        if any(t > s or (t and s - t < shared) for t, s in lengths):
+            return {APPENDS: "where each query token brings a key of its own"}
+    return {}
 
 
 def _of_merging(problem: MergeProblem) -> list[str]:

@@ -17,7 +17,7 @@ from ..fixtures.suggestions import did_you_mean
 from ..reference import Arithmetic, Problem
 from ..reference.operations import OPERATIONS as ORACLES
 from ..reference.validation import flag_of
-from .features import FEATURES, drawn_features
+from .features import FEATURES, ROUTES, UNDEFINED, drawn_features, inexpressible
 from .targets.backends import BACKENDS, COMPILERS, KERNELPROOF
 from .targets.refusal import Refusal
 from .targets.target import Target, distribution_of, installed_version
@@ -53,6 +53,11 @@ FINITE_HIDDEN_KEYS = (
     "engine may not free and reuse them uncleared"
 )
 """The claim of an implementation with ``hidden_keys="finite"``, as reports print it."""
+UNDEFINED_ROWS = (
+    f"declares {UNDEFINED}: rows of out and lse that see no key hold anything, so that an engine "
+    "may neither read nor merge them"
+)
+"""The claim of an implementation with that feature, as reports print it."""
 
 COMPILERS_A_BUILD = 4
 """Most compilers of one module: a module of FlashInfer has only two to eight sources."""
@@ -182,7 +187,8 @@ class Implementation:
     @property
     def claims(self) -> tuple[str, ...]:
         """Return what it needs of callers beyond the operation's contract, a sentence each."""
-        return (FINITE_HIDDEN_KEYS,) if self.hidden_keys == "finite" else ()
+        undefined = (UNDEFINED_ROWS,) if UNDEFINED in self.features else ()
+        return ((FINITE_HIDDEN_KEYS,) if self.hidden_keys == "finite" else ()) + undefined
 
     @property
     def declares(self) -> frozenset[str]:
@@ -239,10 +245,8 @@ class Implementation:
         if problem.operation != self.operation:
             reason = f"{self.name} implements {self.operation}, not {problem.operation}"
             return Refusal(reason, "operation", problem.operation)
-        for feature in drawn_features(problem):
-            if feature not in self.features:
-                reason = f"{self.name} does not name the feature {feature}"
-                return Refusal(reason, "feature", feature)
+        if (of_features := self._refusal_of_features(problem)) is not None:
+            return of_features
         answer = True if self.supports is None else self.supports(problem, target)
         if answer is not True:
             if isinstance(answer, Refusal) and answer:
@@ -255,6 +259,16 @@ class Implementation:
 
         book = load_rules().without(frozenset(without_rules)) if without_rules else None
         return decide(self.feature_of(problem, target), target, book=book).refusal
+
+    def _refusal_of_features(self, problem: Problem) -> Refusal | None:
+        for feature in drawn_features(problem):
+            if feature not in self.features:
+                reason = f"{self.name} does not name the feature {feature}"
+                return Refusal(reason, "feature", feature)
+        for feature, where in inexpressible(problem).items():
+            if feature in self.features:
+                return Refusal(f"{feature} is judged {where}", "feature", feature)
+        return None
 
     def feature_of(self, problem: Problem, target: Target) -> Feature:
         """Return what the support rules are asked about a call of it on a machine."""
@@ -356,6 +370,8 @@ def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
     if not name.strip():
         message = f"name is {name!r}; it must not be empty"
         raise ValueError(message)
+    if ROUTES in found["features"]:  # the bound follows from the word
+        found["arithmetic"] = replace(found["arithmetic"], routing="accumulate")
     return found
 
 

@@ -58,9 +58,10 @@ def _differences(arithmetic: Arithmetic) -> bool:
 
 
 def _wide_intermediates(arithmetic: Arithmetic) -> bool:
-    """Whether what is between both products of an expert is not rounded to codes."""
+    """Whether no codes are between both products of an expert, and weights are as given."""
     narrow = str(arithmetic.intermediate).startswith("float8")
-    return not narrow and arithmetic.intermediate not in BLOCK_FORMATS
+    codes = narrow or arithmetic.intermediate in BLOCK_FORMATS
+    return not codes and arithmetic.routing == "given"
 
 
 @dataclass(frozen=True)

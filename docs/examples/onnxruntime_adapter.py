@@ -7,7 +7,7 @@ import onnxruntime as ort
 import torch
 from onnx import TensorProto, helper
 
-from kernelproof.impl import RaggedAttentionInputs, Target, implementation
+from kernelproof.impl import PagedAttentionInputs, Target, implementation
 from kernelproof.reference import AttentionProblem
 
 TENSORS = ("query", "key", "value", "past_key", "past_value")
@@ -19,8 +19,8 @@ def its_own(problem: AttentionProblem, _: Target) -> bool | str:
     """Refuse what the operator has no words for."""
     if problem.dtype != "float32" or not problem.causal or problem.sinks:
         return "causal attention in float32 without sinks"
-    if any(not 0 < t <= s for t, s in zip(problem.query_lens, problem.seq_lens, strict=True)):
-        return "each query token brings its key"
+    if 0 in problem.query_lens:
+        return "each request has a query token"
     if problem.head_dim_qk != problem.head_dim_vo or problem.head_dim_qk % 8:
         return "one head dim, a multiple of 8"
     return True
@@ -39,28 +39,40 @@ def session_of(**attributes: float) -> ort.InferenceSession:
     return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
-@implementation("ragged_attention", name="my-gqa", supports=its_own)
-def attend(inputs: RaggedAttentionInputs) -> tuple[torch.Tensor, None]:
-    """Return outputs of requests whose last keys are handed over as new, and others as the past."""
+@implementation(
+    "paged_attention",
+    name="my-gqa",
+    supports=its_own,
+    features=("append_and_attend",),
+    hidden_keys="finite",  # it multiplies the values of hidden keys by 0
+)
+def attend(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
+    """Append each request's new keys and values to its pages, and attend, in one call."""
+    assert inputs.new_k is not None and inputs.new_v is not None  # noqa: S101, PT018  a feature's
     session = session_of(
         num_heads=inputs.q.shape[1],
-        kv_num_heads=inputs.k.shape[1],
+        kv_num_heads=inputs.new_k.shape[1],
         scale=inputs.sm_scale * float(inputs.k_scale),
         softcap=inputs.logits_soft_cap,
         local_window_size=inputs.window_left + 1 if inputs.window_left >= 0 else -1,
     )
-    out = inputs.q.new_zeros(*inputs.q.shape[:2], inputs.v.shape[-1])
-    rows, keys = inputs.qo_indptr.tolist(), inputs.kv_indptr.tolist()
-    for request in range(len(rows) - 1):
-        mine = slice(rows[request], rows[request + 1])
-        k, v = (each[keys[request] : keys[request + 1]] for each in (inputs.k, inputs.v))
-        q, past = inputs.q[mine], len(k) - (mine.stop - mine.start)
-        new = {"query": q, "key": k[past:], "value": v[past:]}
-        before = {"past_key": k[:past], "past_value": v[:past]}
+    caches = [inputs.k_cache, inputs.v_cache]
+    if inputs.kv_layout == "HND":
+        caches = [each.transpose(1, 2) for each in caches]
+    out = inputs.q.new_zeros(*inputs.q.shape[:2], inputs.v_cache.shape[-1])
+    rows, size = inputs.qo_indptr.tolist(), inputs.metadata.page_size
+    for request, length in enumerate(inputs.metadata.seq_lens.tolist()):
+        mine, keys = slice(rows[request], rows[request + 1]), torch.arange(length)
+        past = length - (mine.stop - mine.start)
+        places = inputs.block_table[request, keys // size].long(), keys % size
+        new = {"query": inputs.q[mine], "key": inputs.new_k[mine], "value": inputs.new_v[mine]}
+        before = [cache[places][:past].transpose(0, 1)[None] for cache in caches]
         feed = {name: each.flatten(1)[None] for name, each in new.items()}
-        feed |= {name: each.transpose(0, 1)[None] for name, each in before.items()}
+        feed |= dict(zip(("past_key", "past_value"), before, strict=True))
         given = {name: np.ascontiguousarray(each.numpy()) for name, each in feed.items()}
-        lengths = (np.array([len(k) - 1], np.int32), np.array(len(k), np.int32))
+        lengths = (np.array([length - 1], np.int32), np.array(length, np.int32))
         result = session.run(None, given | dict(zip(LENGTHS, lengths, strict=True)))
         out[mine] = torch.from_numpy(result[0])[0].view(out[mine].shape)
+        for cache, present in zip(caches, result[1:], strict=True):
+            cache[places] = torch.from_numpy(present)[0].transpose(0, 1)
     return out * float(inputs.v_scale), None

@@ -37,6 +37,7 @@ from .contained import Stop, contained, crash, out_of_memory
 from .filled_scratch import filled_scratch
 from .memory_need import NO_ROOM, call_begins, refusal_of
 from .operations import OPERATIONS
+from .peers import as_taken, check_expressible, made, with_defined_rows
 from .snapshot import tensors_of
 from .specialising import Stages, watched
 from .text import compact
@@ -156,7 +157,8 @@ class Subject:
         with self._stages.stage("materialise"):
             try:
                 every = {**self._usual, **self._surroundings, **options}
-                return materialise(problem, self.target.device, **every)
+                inputs = materialise(problem, self.target.device, **every)
+                return made(self.implementation.features, problem, inputs)
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
@@ -192,7 +194,8 @@ class Subject:
         """Run the implementation, or a function of its session, and usually wait for it.
 
         Raises:
-            Stop: it raised: REJECTED for UnsupportedError, CRASH for any other exception.
+            Stop: it raised: REJECTED for UnsupportedError, CRASH for any other exception. Or it
+                did to its inputs what it may not.
         """
         key = self.implementation.compile_key
         # Plan, run and capture of a session may each compile something of their own.
@@ -200,6 +203,7 @@ class Subject:
             module = (getattr(function, "__name__", ""), key(problem)) if key else None
             stage = "run" if module is None or module in self._compiled else "compile"
         CALLS.note(problem, inputs)
+        inputs, wrong = as_taken(self.implementation.features, inputs)
         tensors = tensors_of(inputs)
         before = _frames(tensors)
         held = call_begins(tensors.values())
@@ -239,6 +243,8 @@ class Subject:
                 f"the call gave its input {named} another shape or other memory, or a gradient"
             )
             raise Stop(fail("mutated_input", message))
+        if wait and self._waits and (found := wrong()) is not None:
+            raise Stop(found)
         if stage == "run" and wait:
             self.seconds += perf_counter() - start - watch.seconds
             self.calls += 1
@@ -303,6 +309,8 @@ class Subject:
         Raises:
             Stop: it raised, or gave something else.
         """
+        features, asked_of = self.implementation.features, inputs
+        check_expressible(features, inputs)
         if self.implementation.writes_out:
             inputs, views = self._with_buffers(inputs, fill)
         answers = OPERATIONS[problem.operation]
@@ -336,7 +344,8 @@ class Subject:
                 raise Stop(fail("shape", f"{name} has shape {shapes}"))
         first, second = named.values()
         assert first is not None  # noqa: S101  of a pair the second only may be missing
-        return first if unused is None else first.masked_fill(unused, 0.0), second
+        answer = first if unused is None else first.masked_fill(unused, 0.0), second
+        return with_defined_rows(features, asked_of, answer)
 
     def written_lse(
         self,

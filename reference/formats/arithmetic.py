@@ -54,6 +54,7 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
     "row_scales": ("operands", "products", "steps"),
     "fp8_products": ("accumulate", "fixed_point"),
     "sigmoid": ("exponential", "tanh"),
+    "routing": ("given", "accumulate"),
 }
 """Values of each field of ``Arithmetic`` that names another choice."""
 
@@ -118,6 +119,8 @@ class Arithmetic:
             the queries' dtype; None: they stay in float32.
         lse: format in which attention's LSE is stored and returned, ``"inputs"``: the queries'
             dtype; None: float32.
+        routing: what experts' routing weights are: ``"given"``, or ``"accumulate"``: a softmax that
+            the call takes in that format, as the feature ``router_logits`` says.
 
     Raises:
         ValueError: a format that has no unit roundoff in ``UNIT_ROUNDOFF``, or another choice.
@@ -142,6 +145,7 @@ class Arithmetic:
     logits: str | None = None
     sinks: str | None = None
     lse: str | None = None
+    routing: str = "given"
 
     def __post_init__(self) -> None:
         """Refuse formats that no bound is known for."""

@@ -60,6 +60,11 @@ c_s for the routing weights, and LAMBDA and n(k) = min(k, LAMBDA sqrt(k)) as in 
 8.  Where codes of weights are rounded to numbers of roundoff w before they are multiplied
     (``dequantized``), equal codes of a group round alike, so that nothing is said of independence
     within a row: w |x| |w_j| more in LAMBDA d_j, and w |a| |W_k| in y_k (Cauchy-Schwarz).
+
+9.  Where the call takes the softmax of logits (``routing``) that are log c_s, rounded: a logit, and
+    its difference from the largest, are each off by u |log c_s| at most, as no weight is above 1.
+    The normaliser is a sum of S numbers, off by the mean of such errors, at most u log S twice. So
+    c_s is off by u (2 |log c_s| + 2 log S + ACTIVATION + n(S)) of itself.
 """
 
 from __future__ import annotations
@@ -82,6 +87,10 @@ ACTIVATION = 16.0
 """Error of an activation in units of u: exponential, division, products (ex2.approx: 2 ulp)."""
 CANCELLED = 4.0
 """Absolute error, in units of u, of (1 + erf) / 2 and (1 + tanh) / 2."""
+
+
+TINY = 2.0**-126
+"""Smallest routing weight whose logarithm counts."""
 
 
 class BoundedMoE(NamedTuple):
@@ -197,6 +206,10 @@ def bounded_moe(
             floor = r.out_floor if r.partial else 0.0
             lost = scale.abs() * (error + floor) + (of_sum + more) * y.abs()
             lost += r.combine_floor * max(1.0, abs(part.factor)) * (scale != 0)
+            if r.routing and part is call.parts[0]:
+                of_softmax = 2 * weights.clamp(min=TINY).log().abs() + 2 * math.log(slots)
+                of_softmax += ACTIVATION + growth(slots)
+                lost += r.routing * of_softmax.unsqueeze(-1) * y.abs()
             if part.gate:
                 lost += gate + (ACTIVATION * r.accumulate + 2 * r.partial) * y.abs()
             bound.index_add_(0, tokens, lost)

@@ -56,6 +56,7 @@ class MoERoundings(NamedTuple):
     first_products: float  # in fixed point
     second_products: float
     weights: float  # where codes become numbers of the hidden states' format
+    routing: float  # where the call takes a softmax of logits
 
     @property
     def of_factor(self) -> float:
@@ -97,4 +98,5 @@ class MoERoundings(NamedTuple):
             fixed_point if inputs.startswith("float8") else 0.0,
             fixed_point if intermediate[2] else 0.0,
             rounding("inputs", wide)[0] if arithmetic.dequantized == "inputs" else 0.0,
+            u if arithmetic.routing == "accumulate" else 0.0,
         )

@@ -145,7 +145,12 @@ class PagedAttentionInputs(
         block_table: [R, pages] int32, the page ids of each request as engines keep them.
         max_q_len, max_kv_len: what a host knows of the lengths, int: the longest request's or, for
             implementations with the feature ``host_bounds``, more.
+        new_k, new_v: [tokens, kv_heads, head_dim], what the call appends before it attends, for
+            implementations with the feature ``append_and_attend``, else None.
     """
+
+    new_k: torch.Tensor | None = field(default=None, kw_only=True)
+    new_v: torch.Tensor | None = field(default=None, kw_only=True)
 
     def keywords(self) -> dict[str, Any]:
         """Return the options, and what the cache holds, as keyword arguments of the oracle."""

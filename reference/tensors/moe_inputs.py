@@ -85,6 +85,8 @@ class MoEInputs:
         out: buffer for the result of implementations with ``writes_out``, else None.
         hidden_size, inter_size: channels that count where the weights' tensors, and it may be the
             hidden states', are wider; the result has ``hidden_size``. None: tensors are as wide.
+        router_logits: float32 [tokens, experts], of which the call takes the top_k largest and
+            their softmax, for implementations with the feature ``router_logits``, else None.
         storages: flat buffers by field name, of which the tensors are views.
     """
 
@@ -120,6 +122,7 @@ class MoEInputs:
     inter_size: int | None = None
     storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
     identity_experts: int = 0
+    router_logits: torch.Tensor | None = None
 
     def tensors(self) -> tuple[Any, Any, Any, Any, Any]:
         """Return the positional arguments of the oracle, without the padding of channels."""
