@@ -1,7 +1,8 @@
 """torch's flex_attention as an implementation, one request at a time under a block mask.
 
-Uncompiled, torch computes the whole matrix of logits, in the dtype of the queries: that is how its
-users try a ``score_mod`` out. Compiled for a GPU it is a kernel of another kind, and not judged.
+Uncompiled, torch computes the whole matrix of logits, in float32, and rounds probabilities to the
+queries' dtype: that is how its users try a ``score_mod`` out. Compiled for a GPU it is a kernel of
+another kind, and not judged.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ...reference import AttentionProblem
+from ...reference import Arithmetic, AttentionProblem
 from ...reference.tensors.inputs import (
     AttentionInputs,
     PagedAttentionInputs,
@@ -25,29 +26,41 @@ from ..targets.backends import TORCH
 from ..targets.optional import require
 from ..targets.refusal import Refusal
 from ..targets.target import Target
+from .rounding import rounds_twice
 
 MODULE = "torch.nn.attention.flex_attention"
 UNCOMPILED = "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
 """torch's switch for a score_mod that runs as it is written."""
+FLOAT32_LOGITS = "2.13"
+"""First release of torch whose uncompiled logits were measured to be in float32."""
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def _supports(problem: AttentionProblem, target: Target) -> bool | str:
     if target.device != "cpu":
         return Refusal("flex_attention is judged uncompiled, on a CPU", "device", "a CPU")
-    if problem.dtype != "float32":
-        return "uncompiled, flex_attention rounds logits to 16 bits: Arithmetic has no word for it"
-    if problem.sinks:
-        return "flex_attention has no attention sinks"
     if not all(hasattr(require(MODULE, "torch"), name) for name in (UNCOMPILED, "AuxRequest")):
         return "this release of torch compiles flex_attention always, or gives no LSE"
-    return True
+    old = torch.__version__ < FLOAT32_LOGITS
+    refusals = (
+        (problem.sinks, "flex_attention has no attention sinks"),
+        (
+            rounds_twice(problem.v_scale, problem.dtype),
+            f"v_scale {problem.v_scale} on a {problem.dtype} output would round it twice",
+        ),
+        (
+            old and problem.dtype != "float32",
+            "flex_attention is known to keep logits in float32 from torch 2.13 on",
+        ),
+    )
+    return next((reason for refused, reason in refusals if refused), True)
 
 
 flex = functools.partial(
     implementation,
     provider=TORCH,
     supports=_supports,
+    arithmetic=Arithmetic(probabilities="inputs"),
 )
 FEATURES = (
     "custom_mask", "different_kv_strides", "window_right", "alibi", "mask_by_head", "image_spans",
@@ -92,7 +105,7 @@ def _attend(
     """Attend to keys [S, K, D] and values [S, K, E] of each request."""
     tokens, heads, _ = inputs.q.shape
     out = inputs.q.new_zeros((tokens, heads, inputs.head_dim_vo))
-    lse = inputs.q.new_full((tokens, heads), -torch.inf)
+    lse = torch.full((tokens, heads), -torch.inf, device=inputs.q.device)
     lengths = inputs.qo_indptr.diff().tolist()
     starts = itertools.accumulate(
         (t * len(k) for t, k in zip(lengths, keys, strict=True)), initial=0

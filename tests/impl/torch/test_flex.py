@@ -37,6 +37,8 @@ CPU = Target.here("cpu")
         {"window_left": 1, "window_right": 0},
         {"custom_mask": True, "kv_layout": "HND"},
         {"alibi": True, "logits_soft_cap": 3.0},
+        {"dtype": "float16", "v_scale": 1.0, "causal": True},
+        {"dtype": "bfloat16", "logits_soft_cap": 3.0},
     ],
     ids=str,
 )
@@ -56,7 +58,7 @@ def test_each_option_arrives(operation: str, options: dict[str, object]) -> None
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"sinks": True}, "no attention sinks"), ({"dtype": "float16"}, "16 bits")],
+    [({"sinks": True}, "no attention sinks"), ({"dtype": "float16", "v_scale": 0.75}, "twice")],
 )
 def test_what_it_does_not_claim_is_said(options: dict[str, object], said: str) -> None:
     problem = replace(MIXED, **options)  # type: ignore[arg-type]
