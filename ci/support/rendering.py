@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from string import ascii_uppercase
 
 from rich import box
 from rich.console import Console
@@ -57,6 +58,8 @@ def _served(decided: tuple[Row, tuple[Decision, ...]]) -> tuple[str, str]:
 def print_matrix(out: Console, made: Matrix) -> int:
     """Print a table an operation: a column a backend, a line for the calls that are alike.
 
+    Where only that makes it fit ``MOST_LINES``, letters stand for chips.
+
     Returns:
         The number of lines.
     """
@@ -65,11 +68,33 @@ def print_matrix(out: Console, made: Matrix) -> int:
     if len(made.chips) > 1:
         key = f"allowed on these of {names}"
     heading = f"flashinfer-python {made.version}. {key}; no: refused; -: no rule, refused"
-    printed: list[Text | Table] = [Text(heading)]
     operations: dict[str, dict[str, dict[str, tuple[Decision, ...]]]] = {}
     for row, decisions in made.rows:
         titles = operations.setdefault(row.feature.operation, {})
         titles.setdefault(row.title, {})[row.feature.backend] = decisions
+    letters: dict[str, str] = {}
+    shown = [Text(heading), *_shown(operations, letters)]
+    if _lines_of(out, shown) > MOST_LINES:
+        chips = {_marked(each) for _, each in made.rows if sum(one.supported for one in each) > 1}
+        letters = dict(zip(sorted(chips), ascii_uppercase, strict=False))
+        sets = (f"{letter}: {each.replace(' ', ',')}" for each, letter in letters.items())
+        legend = Text("; ".join(sets))
+        short = [Text(heading), legend, *_shown(operations, letters)]
+        shown = short if _lines_of(out, short) <= MOST_LINES else shown
+    for each in shown:
+        out.print(each)
+    return _lines_of(out, shown)
+
+
+def _lines_of(out: Console, shown: Iterable[Text | Table]) -> int:
+    return sum(len(out.render_lines(each)) for each in shown)
+
+
+def _shown(
+    operations: Mapping[str, Mapping[str, Mapping[str, tuple[Decision, ...]]]],
+    letters: Mapping[str, str],
+) -> Iterator[Text | Table]:
+    """Yield a table an operation, each behind an empty line."""
     for operation, titles in operations.items():
         backends = tuple(dict.fromkeys(name for columns in titles.values() for name in columns))
         alike: dict[tuple[str, ...], list[str]] = {}
@@ -78,11 +103,9 @@ def print_matrix(out: Console, made: Matrix) -> int:
             alike.setdefault(cells, []).append(title)
         table = _table(operation, *backends)
         for cells, several in alike.items():
-            table.add_row("; ".join(several), *map(_styled, cells))
-        printed.append(table)
-    for each in printed:
-        out.print(each)
-    return sum(len(out.render_lines(each)) for each in printed)
+            table.add_row("; ".join(several), *(_styled(letters.get(x, x)) for x in cells))
+        yield Text()
+        yield table
 
 
 def print_reasons(out: Console, made: Matrix, printed: int) -> None:
@@ -192,8 +215,8 @@ def _styled(cell: str) -> Text:
 
 
 def _table(first: str, *headings: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, safe_box=True)
-    table.add_column(first, overflow="fold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, safe_box=True, show_edge=False)
+    table.add_column(first, overflow="fold", min_width=len(first))
     for heading in headings:
         table.add_column(heading, overflow="fold")
     return table
