@@ -25,6 +25,11 @@ HALF = 0.5
 """Share of the rows that must have an error for it to be everywhere."""
 TABLE = "docs/error-bounds.md"
 """The page whose table lists every field and value of ``Arithmetic``."""
+ROUNDED_TWICE = (
+    "; the output looks rounded twice: v_scale multiplies what has the output's dtype already. "
+    "Multiply before out is rounded, or refuse such a v_scale in supports"
+)
+"""What is said where rounding an output before ``v_scale`` explains its errors."""
 
 
 def with_rounding(
@@ -45,6 +50,8 @@ def with_rounding(
     """
     if verdict.kind != "numeric" or not looks_rounded(inputs, result[0], bounded):
         return verdict
+    if _rounded_before_v_scale(inputs, result, arithmetic):
+        return replace(verdict, message=verdict.message + ROUNDED_TWICE)
     declared = next(
         (
             change
@@ -118,3 +125,16 @@ def _undeclared(inputs: Any, arithmetic: Arithmetic) -> Iterator[dict[str, Any]]
 
 def _allowed(inputs: Any, result: Result, arithmetic: Arithmetic) -> bool:  # noqa: ANN401
     return not against_oracle(result, bounded_answer(inputs, arithmetic), exact=False).bad
+
+
+def _rounded_before_v_scale(inputs: Any, result: Result, arithmetic: Arithmetic) -> bool:  # noqa: ANN401
+    """Whether an output of 16 bits is right if ``v_scale`` multiplied it when it was rounded."""
+    scale = getattr(inputs, "v_scale", 1.0)
+    if isinstance(scale, torch.Tensor) or scale == 1 or inputs.out_dtype.itemsize != 2:  # noqa: PLR2004
+        return False
+    expected, bound = (
+        each.out * scale for each in bounded_answer(replace(inputs, v_scale=1.0), arithmetic)
+    )
+    unit = UNIT_ROUNDOFF[dtype_name(inputs.out_dtype)]
+    error = (result[0].to(expected.dtype) - expected).abs()
+    return bool((error <= (1 + unit) * bound + unit * expected.abs()).all())

@@ -76,6 +76,17 @@ def test_probabilities_that_are_rounded_are_named(seed: int) -> None:
     assert judged(rounding, problem, arithmetic=declared).status == "PASS"
 
 
+def test_an_output_that_is_rounded_before_v_scale_is_named() -> None:
+    def twice(inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ANN401
+        out, lse = attend(replace(inputs, v_scale=1.0))
+        return out.to(inputs.out_dtype) * inputs.v_scale, lse
+
+    verdict = judged(twice, replace(PROBLEM, v_scale=1.25))
+    assert "rounded twice: v_scale multiplies what has the output's dtype" in verdict.message
+    assert "Arithmetic(" not in verdict.message
+    assert judged(twice, replace(PROBLEM, v_scale=2.0)).status == "PASS"
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_faults_are_not_called_roundings(dtype: str, seed: int) -> None:
