@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import click
 import pytest
 
 from kernelproof.ci.cli import cli, main
@@ -200,3 +201,78 @@ def test_options_of_other_commands_are_no_names_of_commands() -> None:
     """Whether a name is a table or an option follows from what the file has there."""
     flags = {flag for each in cli.commands.values() for one in each.params for flag in one.opts}
     assert {name for name in cli.commands if f"--{name}" in flags} == {"corpus", "expectations"}
+
+
+def leaves(group: click.Group = cli, *words: str) -> Iterator[tuple[str, ...]]:
+    """Yield the words of each command."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from leaves(command, *words, name)
+        elif not command.hidden:
+            yield (*words, name)
+
+
+def value_for(option: click.Option, here: Path) -> Any:  # noqa: ANN401  any option's
+    """Return a value that a file may give an option: another than its default."""
+    kind: Any = option.type
+    if option.is_flag:
+        return option.default is not True
+    if isinstance(kind, click.Choice):
+        found: Any = kind.choices[0 if option.default == kind.choices[-1] else -1]
+    elif isinstance(kind, (click.types.IntParamType, click.types.FloatParamType)):
+        found = max(int(getattr(kind, "min", None) or 0), 1) + 1
+    elif isinstance(kind, click.Path):
+        found = str(here if kind.dir_okay and not kind.file_okay else here / "a_file")
+    else:
+        found = "none" if "--expectations" in option.opts else "3"
+    return [found] if option.multiple else found
+
+
+APART = ("--watch", "--gating")
+"""Options that no file gives, and that others do not go with."""
+
+
+def context_of(words: Sequence[str], more: Sequence[str], here: Path) -> click.Context:
+    """Return the context of a command that is called so, which does not run."""
+    context = cli.make_context("kernelproof", [*words, *more])
+    name, command, rest = cli.resolve_command(context, [*words, *more])
+    for word in words[1:]:
+        assert isinstance(command, click.Group)
+        context = command.make_context(name, rest, parent=context)
+        name, command, rest = command.resolve_command(context, rest)
+        assert name == word
+    assert command is not None
+    needed = [each for each in command.params if isinstance(each, click.Argument)]
+    rest += [str(here / "a_file") for each in needed for _ in range(abs(each.nargs))]
+    return command.make_context(name, rest, parent=context)
+
+
+@pytest.mark.parametrize("words", [*leaves()], ids=" ".join)
+def test_every_option_may_stand_in_a_file(words: tuple[str, ...], write: Write) -> None:
+    here = Path.cwd().parent
+    (here / "a_file").write_text("{}")
+    command: Any = cli
+    for word in words:
+        command = command.commands[word]
+    options = [each for each in command.params if isinstance(each, click.Option)]
+    flags = {max(each.opts, key=len): each for each in options if not each.hidden}
+    for flag in APART:
+        flags.pop(flag, None)
+    values = {flag: value_for(option, here) for flag, option in flags.items()}
+    lines = (f"{flag[2:]} = {json.dumps(value)}" for flag, value in values.items())
+    write("\n".join([f"[tool.kernelproof.{'.'.join(words)}]", *lines]))
+    by_file = context_of(words, (), here)
+    write("")
+    said: list[str] = []
+    for flag, value in values.items():
+        if flags[flag].is_flag:
+            said += [flag] if value else flags[flag].secondary_opts[:1]
+        else:
+            said += [part for one in (value if flags[flag].multiple else [value])
+                     for part in (flag, str(one))]  # fmt: skip
+    assert by_file.params == context_of(words, said, here).params
+    needed = [part for flag, each in flags.items() if each.required for part in (flag, "moe")]
+    usual = context_of(words, needed, here).params
+    for flag, each in flags.items():
+        if each.name in usual and not each.required and values[flag] != each.default:
+            assert by_file.params[each.name] != usual[each.name]
