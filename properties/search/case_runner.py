@@ -72,7 +72,14 @@ class CaseRunner:
         self._worker, self._judged, self._confirms = worker, judged, confirms
         self._asked: dict[str, Problem] = {}
 
-    def judge(self, problem: Problem, *, again: bool = False, hurried: bool = False) -> Verdict:
+    def judge(
+        self,
+        problem: Problem,
+        *,
+        again: bool = False,
+        hurried: bool = False,
+        explains: bool = False,
+    ) -> Verdict:
         """Return the verdict on a problem, which is judged and counted the first time only.
 
         Args:
@@ -80,20 +87,22 @@ class CaseRunner:
             again: judge and count it in any case; the verdict is not remembered.
             hurried: a HANG or a CRASH is expected: see ``DeadlineModel.of``, and on a CPU the
                 worker judges in a fork, for which no other process must be started.
+            explains: the message says what explains a wrong answer, which takes longer than to find
+                that it is wrong; only of what is judged again.
         """
         # A second verdict is not remembered: the first one decides what is drawn next, and a search
         # must not depend on how often a failure was looked into.
         if again:
-            return self._judge_now(problem, hurried=hurried)
+            return self._judge_now(problem, hurried=hurried, explains=explains)
         if problem.id not in self.verdicts:
             self.verdicts[problem.id] = self._judge_now(problem, hurried=hurried)
         return self.verdicts[problem.id]
 
-    def _judge_now(self, problem: Problem, *, hurried: bool) -> Verdict:
+    def _judge_now(self, problem: Problem, *, hurried: bool, explains: bool = False) -> Verdict:
         if self.always_fresh:
             self.renew()
         deadlines = self.candidate.deadlines_of(self.law, problem, hurried=hurried)
-        request, address = self._request(problem), self.candidate.address
+        request, address = self._request(problem, explains=explains), self.candidate.address
         if hurried and address.device == "cpu":
             request = address.attempt(self.law.name, problem, deadlines)
             # The worker itself stands still while its fork goes through all stages.
@@ -176,8 +185,9 @@ class CaseRunner:
         """
         probe_device(self._worker, self.candidate.address.device)
 
-    def _request(self, problem: Problem) -> dict[str, object]:
-        return self.candidate.address.case(self.law.name, problem)
+    def _request(self, problem: Problem, *, explains: bool = False) -> dict[str, object]:
+        case = self.candidate.address.case(self.law.name, problem)
+        return case if explains else {**case, "explains": False}
 
     def _answer(self) -> tuple[Problem, Outcome]:
         outcome = self._worker.answer()

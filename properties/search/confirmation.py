@@ -95,11 +95,13 @@ class Confirmation:
 
     def in_fresh_process(self, failure: Failure) -> Verdict:
         """Return the verdict to report on a FAIL: FLAKY where it passes in a fresh process."""
-        verdict = failure.verdict
+        verdict, again = failure.verdict, self._afresh(failure.problem)
+        # This one says what explains it.
+        verdict = again if verdict.is_like(again) else verdict
         if self._runner.always_fresh:
             message = f"in the first calls of a process alone: {verdict.message}"
             return replace(verdict, message=message)
-        if first_again([failure.problem], self._afresh)[0] is not None:
+        if again.bad:
             return verdict
         message = "passes in a fresh process, fails after other calls in the same one: "
         return replace(verdict, status="FLAKY", message=message + verdict.message)
@@ -137,7 +139,7 @@ class Confirmation:
         """Judge a problem again in a fresh process."""
         if not self._runner.always_fresh:  # else each case has one
             self._runner.renew()
-        return self._runner.judge(problem, again=True)
+        return self._runner.judge(problem, again=True, explains=True)
 
     def _in_first_calls(self, problem: Problem) -> Verdict | None:
         """Return the FAIL of a fresh process's first call, if its later calls are right."""

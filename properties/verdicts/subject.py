@@ -55,7 +55,11 @@ NOT_BUILT = Refusal("its module is not among those that were built for this run"
 
 
 class Subject:
-    """Runs one implementation and turns its exceptions into verdicts."""
+    """Runs one implementation and turns its exceptions into verdicts.
+
+    With ``explains``, laws say of a wrong answer what explains it, for which they ask the oracle
+    many times.
+    """
 
     def __init__(
         self,
@@ -68,10 +72,12 @@ class Subject:
         without_rules: Collection[str] = (),
         launches: int = LAUNCHES,
         tight: bool = False,
+        explains: bool = True,
     ) -> None:
         self.implementation = implementation
         self.target = target
         self.launches = launches
+        self.explains = explains
         self.seconds = 0.0
         self.calls = 0
         self.interpreted = False

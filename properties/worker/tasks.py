@@ -165,6 +165,7 @@ def subject_of_kind(kind: type[Kind], payload: Mapping[str, Any], stages: Stages
             without_rules=payload.get("without_rules", ()),
             launches=int(payload.get("soak", LAUNCHES)),
             tight=bool(payload.get("tight")),
+            explains=bool(payload.get("explains", True)),
         )
 
 

@@ -105,6 +105,14 @@ def test_a_seeded_fault_is_named(name: str, verdicts: dict[str, Verdict]) -> Non
         assert verdict.message.partition(SAID)[2] == SEEDED[name][1]
 
 
+def test_a_search_asks_for_no_explanation() -> None:
+    """A worker names no fault of what is drawn and shrunk: that costs as much as the search."""
+    (made,) = (each.reference for each in BUGS if each.name == "k-scale-ignored")
+    subject = Subject(find_implementation(made), Target(), Anywhere(), explains=False)
+    verdict = find_law("parity").check(subject, RAGGED)
+    assert (verdict.kind, SAID in verdict.message) == ("numeric", False)
+
+
 @pytest.mark.parametrize("name", UNRELATED)
 def test_another_fault_gets_no_hint(name: str, verdicts: dict[str, Verdict]) -> None:
     for seed in range(3):
