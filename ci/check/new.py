@@ -71,12 +71,12 @@ def test_{name}_conforms() -> None:
 
 OPTIONS = """\
         causal=inputs.causal,
-        sm_scale=inputs.sm_scale,  # None: head_dim ** -0.5
+        sm_scale=inputs.sm_scale,  # a number; multiplies q k
         window_left=inputs.window_left,  # keys before the query's own that it sees; -1: all
         logits_soft_cap=inputs.logits_soft_cap,  # 0: none
         sinks=inputs.sinks,  # [query heads] float32, or None
         k_scale=inputs.k_scale,
-        v_scale=inputs.v_scale,
+        v_scale=inputs.v_scale,  # multiplies before out is rounded
     )
     return out.to(inputs.out_dtype), lse.float()  # lse: natural logarithm, sinks included"""
 CACHES = """\
@@ -91,6 +91,7 @@ METADATA = """\
 CALLS = {
     "paged_attention": f"""\
     out, lse = reference.paged_attention(
+        # Tensors may be views: use their strides, or refuse strided_q and strided_kv above.
         inputs.q,  # [tokens, query heads, head_dim_qk]
 {CACHES}
 {METADATA}
@@ -99,6 +100,7 @@ CALLS = {
 {OPTIONS}""",
     "ragged_attention": f"""\
     out, lse = reference.ragged_attention(
+        # Tensors may be views: use their strides, or refuse strided_q and strided_kv above.
         inputs.q,  # [tokens, query heads, head_dim_qk]
         inputs.k,  # [keys, KV heads, head_dim_qk]
         inputs.v,  # [keys, KV heads, head_dim_vo]
