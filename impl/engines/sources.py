@@ -31,6 +31,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -62,6 +63,11 @@ class AbsentError(UnsupportedError, AttributeError):
 
 def find(name: str) -> Package | None:
     """Return the package of an engine: unpacked in a folder of ``FROM``, or installed."""
+    return _find(name, os.environ.get(FROM, ""), *sys.path)
+
+
+@functools.cache  # support is asked thousands of times
+def _find(name: str, *_: str) -> Package | None:
     found = unpacked(name)
     if found is not None:
         return found
@@ -103,6 +109,17 @@ def missing_file(module: Names) -> Refusal | None:
     """
     found = _found(module)
     return found if isinstance(found, Refusal) else None
+
+
+def missing_name(module: Names, name: str) -> Refusal | None:
+    """Return why what an engine's module defines cannot be used; None if its file says the name."""
+    found = _found(module)
+    if isinstance(found, Refusal):
+        return found
+    package, file = found
+    if says(file, name):
+        return None
+    return Refusal(f"{package.title} has no {name} in {_path(file)}", "package", package.name)
 
 
 def says(module: Names, word: str) -> bool:

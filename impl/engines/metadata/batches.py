@@ -13,7 +13,7 @@ from ...gpu.triton_interpreter import scalars_as_bounds
 from ...protocol import Implementation
 from ...targets.refusal import Refusal
 from ...targets.target import Target
-from ..sources import Names, implementation, missing_file, says, unavailable
+from ..sources import Names, implementation, missing_name, unavailable
 
 WINDOWED = ("kv_indices", "kv_indptr", "page_indices", "page_table")
 """Outputs that depend on a window."""
@@ -67,13 +67,14 @@ def builder(
     provider = (file if isinstance(file, str) else file[0]).partition(".")[0]
 
     def supports(problem: BatchProblem, target: Target) -> Refusal | str | bool:
+        # First, so that a release's lack is the reason, of whatever problem.
+        if lacking := lacks({kernel: file}, target):
+            return lacking
         if outputs.get(problem.output) != problem.rest:
             return "builds " + ", ".join(f"{output} ({rest})" for output, rest in outputs.items())
         if problem.window_left >= 0 and problem.output in WINDOWED and not windows:
             return "knows no window"
-        lacking = lacks({kernel: file}, target)
-        taken = more(problem)
-        return lacking or taken
+        return more(problem)
 
     def decorate(function: Callable[[BatchInputs], None]) -> Implementation:
         @functools.wraps(function)  # whose module names the files of the kernels
@@ -117,12 +118,12 @@ def has_columns(problem: BatchProblem) -> str | bool:
     return problem.columns > 0 or NO_COLUMN
 
 
-def lacks(kernels: Mapping[str, Names], target: Target) -> Refusal | str | None:
+def lacks(kernels: Mapping[str, Names], target: Target) -> Refusal | None:
     """Return why kernels of an engine cannot run, named with their files; None if they can."""
-    for kernel, file in kernels.items():
-        if not says(file, kernel):
-            return missing_file(file) or f"this release has no {kernel}"
-    return next(filter(None, (unavailable(file, target) for file in kernels.values())), None)
+    absent = next(filter(None, (missing_name(file, name) for name, file in kernels.items())), None)
+    return absent or next(
+        filter(None, (unavailable(each, target) for each in kernels.values())), None
+    )
 
 
 def scratch(inputs: BatchInputs, output: str, size: int, dtype: torch.dtype) -> torch.Tensor:

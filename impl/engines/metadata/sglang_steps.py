@@ -39,11 +39,13 @@ KERNELS: Mapping[str, Names] = {
 
 
 def _supports(problem: StepsProblem, target: Target) -> Refusal | str | bool:
+    if lacking := lacks(KERNELS, target):
+        return lacking
     if problem.engine != "sglang":
         return "keeps SGLang's buffers"
     if problem.page_size & (problem.page_size - 1):
         return "a page has a power of two keys"
-    return lacks(KERNELS, target) or True
+    return True
 
 
 class _Scheduler:

@@ -11,7 +11,7 @@ from ....reference.tensors.slots import SlotInputs
 from ...gpu.triton_interpreter import scalar_conditions, scalars_as_bounds
 from ...targets.refusal import Refusal
 from ...targets.target import Target
-from ..sources import load, missing_file, says, unavailable
+from ..sources import load, missing_name, says, unavailable
 from ..vllm_stubs import stubs
 from .batches import launched
 
@@ -28,8 +28,10 @@ def _of_sixteen(number: int) -> tuple[bool, bool]:
 
 
 def _supports_one(problem: SlotsProblem, target: Target) -> Refusal | str | bool:
-    if not says(ONE_TABLE, "ComputeSlotMappingKernel") or says(ONE_TABLE, "BLOCKS_PER_KV_BLOCK"):
-        return missing_file(ONE_TABLE) or "this release's kernel takes other arguments"
+    if lacking := missing_name(ONE_TABLE, "ComputeSlotMappingKernel"):
+        return lacking
+    if says(ONE_TABLE, "BLOCKS_PER_KV_BLOCK"):
+        return "this release's kernel takes other arguments"
     for query_lens, seq_lens in problem.steps:
         if any(t and not s for t, s in zip(query_lens, seq_lens, strict=True)):
             return "requests that fill up a batch have no tokens, and rows of their own"
@@ -77,9 +79,11 @@ def one_table(inputs: SlotInputs) -> torch.Tensor:
 
 
 def _supports_groups(_: SlotsProblem, target: Target) -> Refusal | str | bool:
+    if lacking := missing_name(GROUPS, KERNEL):
+        return lacking
     known = says(GROUPS, "slot_mapping_enabled") and says(GROUPS, "dcp_sharded")
     if not known or says(GROUPS, "group_cp_sizes"):
-        return missing_file(GROUPS) or "this release's kernel takes other arguments"
+        return "this release's kernel takes other arguments"
     return unavailable(GROUPS, target) or True
 
 

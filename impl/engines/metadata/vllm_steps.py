@@ -56,9 +56,11 @@ def _stubs() -> Mapping[str, Mapping[str, object]]:
 
 
 def _supports(problem: StepsProblem, target: Target) -> Refusal | str | bool:
+    if lacking := lacks(KERNELS, target):
+        return lacking
     if problem.engine != "vllm":
         return "keeps vLLM's buffers"
-    return lacks(KERNELS, target) or True
+    return True
 
 
 class _Runner:

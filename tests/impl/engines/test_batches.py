@@ -15,7 +15,7 @@ from kernelproof.impl.targets.optional import missing
 from kernelproof.impl.targets.unpacked import FROM
 from kernelproof.properties.laws import laws_of
 from kernelproof.properties.verdicts.subject import Subject
-from kernelproof.reference import BatchProblem, materialise
+from kernelproof.reference import BatchProblem, Problem, SlotsProblem, StepsProblem, materialise
 from kernelproof.reference.attention.preparation import OUTPUTS
 from kernelproof.reference.tensors.preparation import BatchInputs
 
@@ -132,6 +132,25 @@ def test_kernels_are_given_what_they_take(name: str, problem: BatchProblem) -> N
 def test_what_a_kernel_does_not_take(name: str, problem: BatchProblem, why: str) -> None:
     refusal = find_implementation(name).refusal(problem, Target.here("cpu"))
     assert why in str(refusal)
+
+
+@pytest.mark.parametrize("problem", [TABLE, replace(BATCH, output="token_rows", rest="kept")])
+def test_what_a_release_lacks_is_named_with_its_file_for_whatever_problem(
+    problem: BatchProblem,
+) -> None:
+    lacking = {
+        "vllm-expanded-rows": "no _expand_idx_mapping_kernel in vllm/v1/worker/gpu/input_batch.py",
+        "vllm-page-indices": "has no vllm/v1/attention/backends/flashinfer.py",
+        "vllm-slot-mappings": "has no vllm/v1/worker/gpu/block_table.py",
+        "sglang-seqlens-expand": "no seqlens_expand_kernel in sglang/kernels/ops/attention/pad.py",
+        "sglang-steps": "has no sglang/kernels/ops/memory/common.py",
+    }
+    others: dict[str, Problem] = {"map_slots": SlotsProblem(), "prepare_steps": StepsProblem()}
+    for name, why in lacking.items():
+        asked = find_implementation(name)
+        refusal = asked.refusal(others.get(asked.operation, problem), Target.here("cpu"))
+        assert refusal is not None, name
+        assert (why in refusal, refusal.code) == (True, "package"), refusal
 
 
 def test_each_output_is_built_by_an_engine() -> None:
