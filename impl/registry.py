@@ -203,6 +203,8 @@ SHIPPED = {
     "sglang-chain-tree": "engines.metadata.sglang_drafts:chain_tree",
     "sglang-pack-verify-mask": "engines.metadata.sglang_drafts:pack_verify_mask",
     "sglang-draft-locs": "engines.metadata.sglang_drafts:draft_locs",
+    "sglang-draft-kv-indices": "engines.metadata.sglang_drafts:draft_kv_indices",
+    "sglang-draft-kv-indices-of-pages": "engines.metadata.sglang_drafts:draft_kv_indices_of_pages",
     "sglang-draft-extend-metadata": "engines.metadata.sglang_batches:draft_extend_metadata",
     "sglang-fused-moe": "engines.moe.sglang:experts",
     "sglang-fused-moe-fp8": "engines.moe.sglang:quantised",

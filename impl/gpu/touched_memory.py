@@ -34,6 +34,7 @@ GARBAGE_BYTE = 0x7F
 """Each byte of an undefined lane of another dtype: NaN in both FP8 types, and a large integer."""
 MASKS = {"create_masked_load": 1, "create_masked_store": 2, "create_atomic_rmw": 3}
 """Functions of the interpreter that take pointers, and the place of their mask behind it."""
+SEMANTIC = "triton.language.semantic"
 SWAP = "create_atomic_cas"
 """The one that takes no mask."""
 READS, CHANGES = "reads", "changes"
@@ -50,10 +51,12 @@ class TouchedMemory:
         launches: kernels that were launched.
         outside: what the first access outside of that memory was, in words; empty without one.
         wrote: whether it wrote.
+        fills: whether the latest load says what its masked lanes hold.
     """
 
     def __init__(self) -> None:
         self.launches, self.outside, self.wrote = 0, "", False
+        self.fills = False
         self._kernel: Any = None
         # A storage stays alive: other memory at its address would be taken for it.
         self._storages: dict[int, torch.UntypedStorage] = {}
@@ -76,6 +79,9 @@ class TouchedMemory:
         with ExitStack() as stack:
             replaced = _launch(self, executor.__call__)
             stack.enter_context(mock.patch.object(executor, "__call__", replaced))
+            semantic = importlib.import_module(SEMANTIC).TritonSemantic
+            loaded = _noted(self, semantic.load)
+            stack.enter_context(mock.patch.object(semantic, "load", loaded))
             for name in (*MASKS, SWAP):
                 watch = _watched_swap if name == SWAP else partial(_watched, name=name)
                 watched = watch(self, interpreter, usual=getattr(builder, name))
@@ -224,6 +230,15 @@ def _launch(memory: TouchedMemory, usual: Callable[..., Any]) -> Callable[..., A
     return launched
 
 
+def _noted(memory: TouchedMemory, usual: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(usual)
+    def load(semantic: Any, ptr: Any, mask: Any, other: Any, *more: Any, **named: Any) -> Any:
+        memory.fills = other is not None
+        return usual(semantic, ptr, mask, other, *more, **named)
+
+    return load
+
+
 def _watched(
     memory: TouchedMemory, interpreter: Any, usual: Callable[..., Any], name: str
 ) -> Callable[..., Any]:
@@ -248,7 +263,8 @@ def _watched(
         size = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
         arguments[place] = handle(memory.inside(pointers.data, lanes, size, verb), boolean)
         result = usual(builder, *arguments)
-        if loads and arguments[2] is None:
+        # Triton hands on no ``other`` that is false, as a block of one zero is.
+        if loads and arguments[2] is None and not memory.fills:
             _spoil(result, pointers.get_element_ty(), ~lanes)
         return result
 

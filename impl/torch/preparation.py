@@ -222,6 +222,34 @@ def _packed_mask(inputs: BatchInputs) -> torch.Tensor:
     return torch.cat(packed)
 
 
+class _Branches(NamedTuple):
+    """What the branches that are drafted see: its entries, and how many each branch has."""
+
+    units: _Units
+    counts: torch.Tensor
+
+
+def _branches(inputs: BatchInputs) -> _Branches:
+    count, window, sinks = inputs.branches
+    ends = _ends(inputs)
+    seen = ends.clamp(max=window + sinks) if window else ends
+    counts = (seen + inputs.num_drafts).repeat_interleave(count)
+    return _Branches(_units(counts), counts)
+
+
+def _draft_kv_indices(inputs: BatchInputs) -> torch.Tensor:
+    count, window, sinks = inputs.branches
+    (branch, number), counts = _branches(inputs)
+    request = branch // count
+    end, seen = _ends(inputs)[request], counts[branch] - inputs.num_drafts
+    of_request = torch.where(number < sinks, number, number + end - seen) if window else number
+    room, size = torch.full_like(end, inputs.num_drafts), inputs.page_size
+    if count > 1:
+        room = (end % size + room + size - 1) // size * size
+    own = end + branch % count * room + number - seen
+    return _slots_at(inputs, request, torch.where(number < seen, of_request, own))
+
+
 def _num_kv_splits(inputs: BatchInputs) -> torch.Tensor:
     """Divide as many times as the shortest request fits, and until each core has a program."""
     keys, queries = inputs.seq_lens.long(), 1 + inputs.num_drafts
@@ -283,6 +311,10 @@ FLAT: dict[str, Callable[[BatchInputs], torch.Tensor]] = {
     "first_children": _first_children,
     "next_siblings": _next_siblings,
     "packed_mask": _packed_mask,
+    "draft_kv_indices": _draft_kv_indices,
+    "draft_kv_indptr": lambda inputs: torch.nn.functional.pad(
+        _branches(inputs).counts.cumsum(0), (1, 0)
+    ),
 }
 """The entries of tensors without rows, by output."""
 

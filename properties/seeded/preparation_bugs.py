@@ -391,6 +391,49 @@ def parts_of_the_longest_for_all(inputs: BatchInputs) -> torch.Tensor:
     return parts
 
 
+def _with_branches(inputs: BatchInputs, **others: int) -> torch.Tensor:
+    return _right(inputs, branches=inputs.branches._replace(**others))
+
+
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("draft_kv_indices"))
+def branches_in_one_page(inputs: BatchInputs) -> torch.Tensor:
+    """Let each branch follow the one before it at once, where it has pages of its own."""
+    slots, (count, *_), each = _right(inputs), inputs.branches, inputs.num_drafts
+    starts = _right(
+        inputs, output="draft_kv_indptr", buffer=slots.new_zeros(1 + len(inputs.rows) * count)
+    ).tolist()
+    ends = (inputs.seq_lens - inputs.rejected).tolist()
+    for branch, end in enumerate(starts[1:]):
+        request, place = divmod(branch, count)
+        first = ends[request] + place * each
+        row = inputs.token_table[inputs.rows[request]]
+        slots[end - each : end] = row[first : first + each]
+    return slots
+
+
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("draft_kv_indices"))
+def windows_without_sinks(inputs: BatchInputs) -> torch.Tensor:
+    """Let branches see as many of the last keys as they should see last and first ones."""
+    _, window, sinks = inputs.branches
+    return _with_branches(inputs, window=window and window + sinks, sinks=0)
+
+
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("draft_kv_indptr"))
+def branches_begin_by_whole_lengths(inputs: BatchInputs) -> torch.Tensor:
+    """Count all keys of each branch, where it sees a window of them."""
+    return _with_branches(inputs, window=0)
+
+
+@seeded(BUGS, BATCH, "batch_one_buffer", supports=_builds("draft_kv_indices"))
+def drafts_of_the_batch_before(inputs: BatchInputs) -> torch.Tensor:
+    """Leave the last slot that an earlier batch wrote at the end of this one's."""
+    before, slots = inputs.buffer.clone(), _right(inputs)
+    changed = (before != slots).nonzero().flatten()
+    if len(changed) and before[changed[-1]] < LEAST_GARBAGE:
+        slots[changed[-1]] = before[changed[-1]]
+    return slots
+
+
 @seeded(CONTROLS, BATCH, control="honest")
 def own_batch_buffer(inputs: BatchInputs) -> torch.Tensor:
     """Return a tensor of its own, and leave the buffer as it was."""

@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from ..validation import host_integers
+from .branches import ONE_BRANCH, Branches
 from .slots import PAD_SLOT
 
 Count = TypeVar("Count", int, torch.Tensor)
@@ -35,6 +36,7 @@ class Drafts(NamedTuple):
         max_model_len: keys that a request has at most; positions from it on are none.
         parents: [T] integers, the token of the same request before each new token, counted among
             the request's new ones; -1 of the first. None: each follows the last, a chain.
+        branches: the branches of what is drafted next, each of ``num_drafts`` tokens.
     """
 
     rejected: torch.Tensor | Sequence[int]
@@ -45,6 +47,7 @@ class Drafts(NamedTuple):
     is_shifted: bool = False
     max_model_len: int = LONGEST_MODEL
     parents: torch.Tensor | Sequence[int] | None = None
+    branches: Branches = ONE_BRANCH
 
 
 class Verified(NamedTuple):
@@ -146,6 +149,14 @@ def entry_counts(
         "squares": tokens * tokens,
         "bytes": (tokens * keys + 7) // 8,
     }
+
+
+def draft_kv_indices(one: Verified) -> Iterable[int]:
+    """Return the slots that the last token of each branch sees, its own included."""
+    drafts = one.drafts
+    seen = drafts.branches.seen(one.end)
+    drafted = drafts.branches.drafted(one.end, drafts.num_drafts, one.page_size)
+    return [one.slot(position) for own in drafted for position in [*seen, *own]]
 
 
 def num_rejected_tokens(one: Verified) -> Iterable[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Final, Literal, NamedTuple
 
 import torch
@@ -105,6 +105,8 @@ class Output(NamedTuple):
         "drafts",
         "squares",
         "bytes",
+        "branches",
+        "seen",
     ]
     dtype: torch.dtype = torch.int32
     first: tuple[int, ...] = ()
@@ -144,6 +146,16 @@ def _in_expanded(entries: Callable[..., Iterable[int]]) -> Callable[..., Iterabl
 def _num_kv_splits(batch: _Batch, request: int) -> Iterable[int]:
     queries = 1 + batch.drafts.num_drafts
     return [num_kv_splits(batch.seq_lens, queries, batch.splits)[request]] * queries
+
+
+def _draft_kv_indptr(batch: _Batch, request: int) -> Iterable[int]:
+    def lengths() -> Iterable[int]:
+        for other in range(request + 1):
+            one = batch.verified(other)
+            branches, steps = one.drafts.branches, one.drafts.num_drafts
+            yield from [len(branches.seen(one.end)) + steps] * branches.topk
+
+    return list(accumulate(lengths()))[-batch.drafts.branches.topk :]
 
 
 _drafted = functools.partial(Output, is_drafted=True)
@@ -205,6 +217,8 @@ OUTPUTS: Final = {
     "first_children": _drafted(_of_verified(drafting.first_children), "tokens", torch.int64),
     "next_siblings": _drafted(_of_verified(drafting.next_siblings), "tokens", torch.int64),
     "packed_mask": _drafted(_of_verified(drafting.packed_mask), "bytes", torch.uint8),
+    "draft_kv_indices": _drafted(_of_verified(drafting.draft_kv_indices), "seen"),
+    "draft_kv_indptr": _drafted(_draft_kv_indptr, "branches", first=(0,), is_relative=True),
 }  # fmt: skip
 """What ``prepare_batch`` can be asked for, by name."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..attention.branches import ONE_BRANCH, Branches
 from ..attention.drafts import LONGEST_MODEL, entry_counts
 from ..attention.preparation import OUTPUTS, RESTS
 from ..attention.splits import USUAL_SPLITS
@@ -14,6 +15,8 @@ from .slots import check_steps
 
 KEYS_OF_WORK = 256
 """Keys that are as much work as a request."""
+BRANCHED = ("draft_kv_indices", "draft_kv_indptr")
+"""Outputs of branches that are drafted."""
 LOOKAHEAD = {"next_slots": (1, 0), "query_slots": (1, 1)}
 """Keys behind a request's that have pages, and how many more for each drafted token, by output."""
 
@@ -42,12 +45,15 @@ class BatchProblem(BaseProblem):
         max_model_len: keys that a request has at most.
         is_tree: whether new tokens are those of a tree by the seed, not of a chain.
         splits: query heads, key-value heads, most parts of a request's keys, and cores of a GPU.
+        branches: branches that are drafted of each request, its last keys that each of them sees
+            (0: all), and the first keys that it sees beside these.
     """
 
     kind: ClassVar[str] = "batch"
     operation: ClassVar[str] = "prepare_batch"
     later_fields: ClassVar[tuple[str, ...]] = (
         "rejected", "drafts", "is_shifted", "max_model_len", "is_tree", "splits",
+        "branches",
     )  # fmt: skip
 
     output: str = "kv_indices"
@@ -68,6 +74,7 @@ class BatchProblem(BaseProblem):
     max_model_len: int = LONGEST_MODEL
     is_tree: bool = False
     splits: tuple[int, ...] = tuple(USUAL_SPLITS)
+    branches: tuple[int, ...] = tuple(ONE_BRANCH)
 
     def __post_init__(self) -> None:
         """Refuse what no call can look like."""
@@ -96,6 +103,10 @@ class BatchProblem(BaseProblem):
     @property
     def lookahead(self) -> int:
         """Keys behind each request's that its pages have room for."""
+        if self.output in BRANCHED:
+            count, *_ = self.branches
+            worst = Branches(count).room(self.page_size - 1, self.drafts, self.page_size)
+            return count * worst
         more, per_draft = LOOKAHEAD.get(self.output, (0, 0))
         return more + per_draft * self.drafts
 
@@ -121,6 +132,10 @@ class BatchProblem(BaseProblem):
             pages = sum(-(-keys // self.page_size) for keys in seq_lens)
             return {"keys": sum(seq_lens), "pages": pages, "requests": len(seq_lens)}[size]
         requests = zip(query_lens, self.rejected_in(step), seq_lens, strict=True)
+        if size in {"branches", "seen"}:
+            branches, kept = Branches(*self.branches), [keys - out for _, out, keys in requests]
+            seen = sum(len(branches.seen(keys)) + self.drafts for keys in kept)
+            return branches.topk * (seen if size == "seen" else len(kept))
         shift = self.is_shifted
         return sum(entry_counts(*each, self.drafts, shift=shift)[size] for each in requests)
 
@@ -141,6 +156,11 @@ def _check_drafts(problem: BatchProblem) -> None:
         refuse("splits", problem.splits, "four numbers of at least 1")
     if problem.splits[0] % problem.splits[1]:
         refuse("splits", problem.splits, "of query heads that key-value heads divide")
+    if (
+        len(problem.branches) != len(ONE_BRANCH)
+        or min(problem.branches[0] - 1, *problem.branches) < 0
+    ):
+        refuse("branches", problem.branches, "a number from 1 on and two from 0 on")
     has_no_key = any(not keys for _, seq_lens in problem.steps for keys in seq_lens)
     if problem.output == "num_kv_splits" and has_no_key:
         refuse("steps", problem.steps, "requests with keys, where these are divided")

@@ -8,6 +8,7 @@ from itertools import accumulate
 
 import torch
 
+from ..attention.branches import ONE_BRANCH, Branches
 from ..attention.drafts import LONGEST_MODEL, Drafts
 from ..attention.preparation import OUTPUTS, prepare_batch
 from ..attention.splits import USUAL_SPLITS, Splits
@@ -55,6 +56,7 @@ class BatchInputs:
         is_shifted: whether a drafter is not given a request's first new token.
         max_model_len: keys that a request has at most.
         splits: what the numbers of parts depend on, into which keys are divided.
+        branches: the branches that are drafted, each of ``num_drafts`` tokens.
         lookahead: keys behind each request's that its pages have room for.
         storages: flat buffers by field name, of which the tensors are views.
     """
@@ -85,6 +87,7 @@ class BatchInputs:
     is_shifted: bool = False
     max_model_len: int = LONGEST_MODEL
     splits: Splits = USUAL_SPLITS
+    branches: Branches = ONE_BRANCH
     lookahead: int = 0
     storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
@@ -100,6 +103,7 @@ class BatchInputs:
             self.is_shifted,
             self.max_model_len,
             self.parents,
+            self.branches,
         )
 
 
@@ -165,6 +169,7 @@ def batch_inputs(problem: BatchProblem, home: Allocator, *, step: int = 0) -> Ba
         is_shifted=problem.is_shifted,
         max_model_len=problem.max_model_len,
         splits=Splits(*problem.splits),
+        branches=Branches(*problem.branches),
         lookahead=problem.lookahead,
         storages=home.storages,
     )

@@ -525,3 +525,95 @@ def pack_verify_mask(inputs: BatchInputs) -> None:
             query_width=width,
             max_kv_len=int(inputs.seq_lens.max()),
         )
+
+
+def _branched(problem: BatchProblem) -> str | bool:
+    """Whether a batch has a request, and something is drafted of each; a reason where not."""
+    if not all(keys for _, keys in problem.steps) or not problem.drafts:
+        return "a batch has a request, and drafts a token"
+    return _few_drafts(problem)
+
+
+def _draft_decode(inputs: BatchInputs, table: torch.Tensor, **options: object) -> None:
+    """Launch the kernel for all steps of the drafter, of which the last has all others' entries."""
+    (count, window, sinks), steps = inputs.branches, inputs.num_drafts
+    requests = len(inputs.rows)
+    ends = (inputs.seq_lens - inputs.rejected).long()
+    seen = ends.clamp(max=window + sinks) if window else ends
+    lengths = seen.repeat_interleave(count)
+    starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+    branches = torch.arange(len(starts), device=ends.device)
+    sizes = {"draft_kv_indices": int(starts[-1]) + len(lengths) * steps,
+             "draft_kv_indptr": len(starts)}  # fmt: skip
+    written = {name: scratch(inputs, name, size, torch.int32).repeat(steps, 1)
+               for name, size in sizes.items()}  # fmt: skip
+    indices, indptr = written.values()
+    indptr[:, 0] = 0  # the backend's buffer begins with it, and the kernel leaves it
+    before = indices[0].clone()
+    blocks = 2 if "NUM_STEPS" in options else 1
+    with load(LOCS_FILE, _stubs) as kernels:
+        kernels.generate_draft_decode_kv_indices[(steps * blocks, requests, count)](
+            inputs.rows.long(),
+            table,
+            ends,
+            indices,
+            indptr,
+            ends.repeat_interleave(count),
+            table.stride(0),
+            indices.shape[1],
+            indptr.shape[1],
+            next_power_of_two(requests),
+            next_power_of_two(steps),
+            next_power_of_two(requests * count),
+            inputs.page_size,
+            window,
+            sinks,
+            **options,
+        )
+    inputs.buffer.copy_(written[inputs.output][-1])
+    place = torch.arange(int((lengths + steps).sum()), device=ends.device)
+    place -= (starts[:-1] + branches[:-1] * steps).repeat_interleave(lengths + steps)
+    for step in range(1, steps):
+        wanted = before.clone()
+        of_step = place < (lengths + step).repeat_interleave(lengths + steps)
+        entries = indices[-1, : len(place)][of_step]
+        wanted[: len(entries)] = entries
+        found = indptr[step - 1, : len(starts)], indices[step - 1]
+        if not (torch.equal(found[0], starts + branches * step) and torch.equal(found[1], wanted)):
+            message = f"step {step} of {steps} sees other keys than the last one does"
+            raise RuntimeError(message)
+
+
+DRAFT_DECODE = {"draft_kv_indices": "kept", "draft_kv_indptr": "kept"}
+"""What the drafter's steps are given of a batch."""
+
+
+@builder(
+    "sglang-draft-kv-indices",
+    LOCS_FILE,
+    "generate_draft_decode_kv_indices",
+    DRAFT_DECODE,
+    more=_branched,
+)
+def draft_kv_indices(inputs: BatchInputs) -> None:
+    """Copy the slots that each branch sees from a table of slots, by one program a branch."""
+    _draft_decode(inputs, inputs.token_table)
+
+
+@builder(
+    "sglang-draft-kv-indices-of-pages",
+    LOCS_FILE,
+    "NUM_STEPS",
+    DRAFT_DECODE,
+    more=_branched,
+)
+def draft_kv_indices_of_pages(inputs: BatchInputs) -> None:
+    """Compute them from pages of another pool, by several programs a branch."""
+    _draft_decode(
+        inputs,
+        inputs.block_table ^ 1,
+        NUM_STEPS=inputs.num_drafts,
+        ENTRY_PAGE_SIZE=inputs.page_size,
+        v2p=other_pool(inputs, 1),
+        TRANSLATE=True,
+    )

@@ -68,7 +68,12 @@ def _counts(inputs: BatchInputs) -> list[int]:
         "requests": torch.ones_like(pages),
         **entry_counts(news, inputs.rejected, inputs.seq_lens, inputs.num_drafts, shift=shift),
     }
-    return counts[OUTPUTS[inputs.output].size].tolist()
+    size = OUTPUTS[inputs.output].size
+    if size == "seen":
+        kept = (inputs.seq_lens - inputs.rejected).tolist()
+        each, branches = inputs.num_drafts, inputs.branches
+        return [branches.topk * (len(branches.seen(keys)) + each) for keys in kept]
+    return counts[size].tolist()
 
 
 def _split(buffer: torch.Tensor, counts: list[int], *, is_table: bool) -> list[torch.Tensor]:

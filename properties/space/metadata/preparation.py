@@ -12,7 +12,7 @@ from ....reference import BatchProblem
 from ....reference.attention.drafts import LONGEST_MODEL
 from ....reference.attention.preparation import OUTPUTS, RESTS
 from ....reference.attention.splits import USUAL_SPLITS
-from ....reference.problems.preparation import KEYS_OF_WORK
+from ....reference.problems.preparation import BRANCHED, KEYS_OF_WORK
 from ..attention_strategies import lengths
 from ..axis_values import Axes
 from ..strategy_helpers import LARGEST_SEED, sampled
@@ -37,10 +37,14 @@ MOST_DRAFTS = 9
 """Most tokens that are verified at once, and drafted."""
 MOST_KEYS_OF_A_MASK = 1024
 """Most keys of a request whose mask, or tree, has an entry for each token and key."""
+MOST_KEYS_OF_BRANCHES = 1300
+"""Most keys of a request whose every branch has an entry for each key, of every step."""
 TREES = ("tree_mask", "tree_positions", "first_children", "next_siblings", "packed_mask")
 """Outputs for which few tokens are verified at once."""
 SPLITS = (tuple(USUAL_SPLITS), (8, 8, 16, 132), (64, 2, 8, 108), (40, 8, 1, 148), (96, 1, 64, 8))
 """Heads, key-value heads, most parts and cores: groups of one head, of few, and of more than 16."""
+BRANCHES = ((1, 0, 0), (2, 0, 0), (4, 0, 0), (1, 64, 0), (3, 1, 0), (2, 128, 4), (8, 600, 2))
+"""Branches that are drafted of a request, last keys that each of them sees, and first ones."""
 SHIFTED = ("hidden_state_mapping",)
 """Outputs that no drafter without hidden states has."""
 
@@ -73,6 +77,8 @@ def draft_problems(draw: st.DrawFn, problem: BatchProblem, most_keys: int) -> Ba
     news = st.just(width) if are_alike else st.integers(least, width)
     is_matrix = problem.output in TREES
     most_keys = min(most_keys, MOST_KEYS_OF_A_MASK) if is_matrix else most_keys
+    if problem.output in BRANCHED:
+        most_keys = min(most_keys, MOST_KEYS_OF_BRANCHES)
     if not are_alike and not is_matrix and draw(st.booleans()):
         news |= sampled((*NEW_TOKENS, most_keys))
     befores = st.just(0) | st.integers(1, 2) | lengths(most_keys, problem.page_size)
@@ -91,6 +97,8 @@ def draft_problems(draw: st.DrawFn, problem: BatchProblem, most_keys: int) -> Ba
     step = st.builds(list.__add__, st.lists(requests(), max_size=MOST_REQUESTS), padding)
     steps = draw(st.lists(step, min_size=1, max_size=4))
     longest = max((keys for step in steps for _, keys, _ in step), default=0)
+    if problem.output in BRANCHED:
+        problem = replace(problem, branches=draw(sampled(BRANCHES)))
     return replace(
         problem,
         steps=tuple((tuple(t for t, _, _ in step), tuple(s for _, s, _ in step)) for step in steps),

@@ -40,6 +40,9 @@ def touch(array, pointers, first, which: tl.constexpr):
         described.store([0], described.load([0]) + 1.0)
     elif which == "defined":
         tl.store(array + lanes, tl.load(array + lanes, mask=inside, other=2.0), mask=inside)
+    elif which == "one zero":
+        one = tl.arange(0, 1)
+        tl.store(array + one, tl.load(array + one, mask=one < 0, other=0.0))
     elif which == "undefined":
         total = tl.sum(tl.load(array + lanes, mask=inside))
         tl.store(array + lanes, total, mask=inside)
@@ -73,6 +76,7 @@ stores, adds, before = touching("stores"), touching("adds"), touching("before", 
 swaps = touching("swaps")
 by_pointers, described = touching("by pointers"), touching("described")
 defined, undefined = touching("defined"), touching("undefined")
+one_zero = touching("one zero")
 """
 
 
@@ -111,6 +115,7 @@ def test_reads_behind_an_input_are_seen_and_named(
         ("by_pointers", "", ""),
         ("described", "", ""),
         ("defined", "", ""),
+        ("one_zero", "", ""),
     ],
 )
 def test_lanes_outside_and_undefined_ones(

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernelproof.reference import BatchProblem, build_metadata, map_slots, prepare_batch
+from kernelproof.reference.attention.branches import Branches
 from kernelproof.reference.attention.drafts import Drafts
 from kernelproof.reference.attention.preparation import OUTPUTS
 from kernelproof.reference.attention.splits import Splits, num_kv_splits
@@ -78,6 +79,12 @@ DRAFTS = Drafts([1, 0], [11, 12, 13, 21], [14, 22], 2, 99, parents=[-1, 0, 0, -1
         ("first_children", [1, -1, -1, -1], None),
         ("next_siblings", [-1, 2, -1, -1], None),
         ("packed_mask", [0b11001111, 0b11110111, 0b10, 0b11111111, 0b1], None),
+        ("draft_kv_indptr", [0, 7, 18], None),
+        (
+            "draft_kv_indices",
+            [28, 29, 30, 31, 12, 13, 14, 20, 21, 22, 23, 8, 9, 10, 11, 32, 33, 34],
+            None,
+        ),
     ],
 )
 def test_each_output_that_depends_on_drafts(output: str, expected: object, shifted: object) -> None:
@@ -86,6 +93,27 @@ def test_each_output_that_depends_on_drafts(output: str, expected: object, shift
     assert found.dtype == OUTPUTS[output].dtype
     found = prepare_batch(output, *VERIFIED, drafts=DRAFTS._replace(is_shifted=True))
     assert found.tolist() == (shifted or expected)
+
+
+@pytest.mark.parametrize(
+    ("branches", "page_size", "expected"),
+    [
+        ((1, 0, 0), 4, [28, 29, 30, 31, 12, 13, 14]),
+        ((2, 2, 1), 4, [28, 31, 12, 13, 14, 28, 31, 12, 17, 18]),  # the second in the third page
+        ((2, 2, 3), 4, [28, 29, 30, 31, 12, 13, 14, 28, 29, 30, 31, 12, 17, 18]),
+        ((2, 2, 0), 1, [4, 5, 6, 7, 4, 5, 8, 9]),
+    ],
+)
+def test_branches_see_keys_of_their_request_and_their_own(
+    branches: tuple[int, ...], page_size: int, expected: list[int]
+) -> None:
+    table = [[7, 3, 4]] if page_size > 1 else [list(range(1, 11))]
+    drafts = Drafts([0], [11], [12], 2, branches=Branches(*branches))
+    found = prepare_batch("draft_kv_indices", [0, 1], [5], table, page_size, drafts=drafts)
+    assert found.tolist() == expected
+    count = branches[0]
+    indptr = prepare_batch("draft_kv_indptr", [0, 1], [5], table, page_size, drafts=drafts)
+    assert indptr.tolist() == [len(expected) // count * branch for branch in range(count + 1)]
 
 
 @pytest.mark.parametrize(
@@ -259,6 +287,7 @@ def test_a_problems_tensors() -> None:
         ({"rejected": ((0, 0),)}, "it must be a number for each request of each batch"),
         ({"max_model_len": 0}, "max_model_len is 0"),
         ({"splits": (8, 8, 0, 1)}, "it must be four numbers of at least 1"),
+        ({"branches": (0, 1, 1)}, "a number from 1 on and two from 0 on"),
         ({"splits": (8, 3, 1, 1)}, "of query heads that key-value heads divide"),
         ({"output": "num_kv_splits", "steps": (((0,), (0,)),)}, "must be requests with keys"),
     ],
