@@ -40,9 +40,13 @@ def _everything(_: BatchProblem) -> str | bool:
     return True
 
 
-def _key(problem: BatchProblem) -> Hashable:
-    shapes = (problem.columns, problem.shape, problem.max_model_len)
-    return problem.page_size, problem.window_left < 0, *shapes
+def _key(problem: BatchProblem) -> tuple[Hashable, ...]:
+    return problem.page_size, problem.window_left < 0
+
+
+def _key_with_sizes(problem: BatchProblem) -> Hashable:
+    sizes = problem.columns, problem.shape, problem.max_model_len, problem.branches
+    return *_key(problem), *sizes
 
 
 def builder(
@@ -52,6 +56,7 @@ def builder(
     outputs: Mapping[str, str],
     *,
     windows: bool = False,
+    sized: bool = False,
     more: More = _everything,
 ) -> Callable[[Callable[[BatchInputs], None]], Implementation]:
     """Make an implementation of a function that writes ``inputs.buffer``, for use as a decorator.
@@ -62,6 +67,7 @@ def builder(
         kernel: the name of what the file must define.
         outputs: what the kernel builds, with what becomes of the buffer behind it.
         windows: whether it knows windows.
+        sized: whether sizes of tables and buffers are constants of the kernel.
         more: says what else it takes.
     """
     provider = (file if isinstance(file, str) else file[0]).partition(".")[0]
@@ -83,8 +89,9 @@ def builder(
                 function(inputs)
             return inputs.buffer
 
+        key = _key_with_sizes if sized else _key
         declared = launched(
-            "prepare_batch", name=name, provider=provider, supports=supports, compile_key=_key
+            "prepare_batch", name=name, provider=provider, supports=supports, compile_key=key
         )
         return declared(built)
 

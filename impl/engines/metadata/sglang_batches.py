@@ -93,6 +93,7 @@ def _copy_slots(
     "create_chunked_prefix_cache_kv_indices",
     {"kv_indices": "kept"},
     windows=True,
+    sized=True,
 )
 def chunked_kv_indices(inputs: BatchInputs) -> None:
     """Copy slots of keys from a table of slots, those of a chunk."""
@@ -114,6 +115,7 @@ def chunked_kv_indices(inputs: BatchInputs) -> None:
     "get_num_kv_index_blocks_flashmla",
     {"page_table": "kept"},
     more=_power_of_two,
+    sized=True,
 )
 def flashmla_kv_indices(inputs: BatchInputs) -> None:
     """Compute a table of pages from one of slots, by a program for 4096 keys."""
@@ -188,6 +190,7 @@ def _decode(inputs: BatchInputs, tokens: torch.Tensor, **options: object) -> Non
     table, requests = _table(inputs), len(inputs.rows)
     swa = {"swa_page_table": table} if "full_to_swa_index_mapping" in options else {}
     table = torch.zeros_like(table) if swa else table
+    delta = int(inputs.seq_lens.min() > 0)  # lengths without a key that is written meanwhile
     with load(METADATA_FILE, stubs) as kernels:
         kernels.normal_decode_set_metadata(
             cache_seqlens_int32=_lengths(inputs, "seq_lens", requests),
@@ -196,9 +199,10 @@ def _decode(inputs: BatchInputs, tokens: torch.Tensor, **options: object) -> Non
             req_to_token=tokens,
             req_pool_indices=inputs.rows.long(),
             max_seq_pages=table.shape[1],
-            seq_lens=inputs.seq_lens.long(),
-            seq_len_delta=0,
+            seq_lens=inputs.seq_lens.long() - delta,
+            seq_len_delta=delta,
             page_size=inputs.page_size,
+            skip_page_table=inputs.output == "seq_lens",
             **options,
             **swa,
         )
@@ -263,8 +267,14 @@ def decode_metadata(inputs: BatchInputs) -> None:
 )
 def decode_metadata_zero_tail(inputs: BatchInputs) -> None:
     """Write them with zeros behind the pages of each request, from virtual pages."""
-    tokens = inputs.token_table ^ inputs.page_size
-    _decode(inputs, tokens, zero_tail=True, full_v2p=other_pool(inputs, 1))
+    tokens, pages = inputs.token_table ^ inputs.page_size, other_pool(inputs, 1)
+    others, second = pages.clone(), torch.full_like(_table(inputs), -1)
+    others[::3] = -1  # pages that the other pool lacks, for which the kernel writes page 0
+    _decode(inputs, tokens, zero_tail=True, full_v2p=pages, swa_page_table=second, swa_v2p=others)
+    first = _table(inputs)
+    if not torch.equal(second, torch.where((first ^ 1) % 3 == 0, 0, first)):
+        message = "a page of the second pool is another one, or not page 0 where it has none"
+        raise RuntimeError(message)
 
 
 @builder(
@@ -370,6 +380,7 @@ def draft_extend_metadata_swa(inputs: BatchInputs) -> None:
     "build_trtllm_mha_page_table",
     {"page_table": "kept"},
     more=_power_of_two,
+    sized=True,
 )
 def trtllm_page_table(inputs: BatchInputs) -> None:
     """Write the table of pages of a pool for layers with a window, by a program for 4096 keys."""

@@ -245,7 +245,13 @@ def draft_extend_inputs(inputs: BatchInputs) -> None:
     inputs.buffer[:requests] = select.int()
 
 
-@builder("sglang-extend-locs", LOCS_FILE, "assign_extend_cache_locs", {"slot_mapping": "kept"})
+@builder(
+    "sglang-extend-locs",
+    LOCS_FILE,
+    "assign_extend_cache_locs",
+    {"slot_mapping": "kept"},
+    sized=True,
+)
 def extend_locs(inputs: BatchInputs) -> None:
     """Copy the slots of new tokens from a table of slots."""
     requests = len(inputs.rows)
@@ -267,6 +273,7 @@ def extend_locs(inputs: BatchInputs) -> None:
     "assign_extend_cache_locs_uniform",
     {"slot_mapping": "kept"},
     more=_alike,
+    sized=True,
 )
 def extend_locs_uniform(inputs: BatchInputs) -> None:
     """Copy slots of another pool, by its pages, of as many tokens of each request."""
@@ -320,6 +327,7 @@ def _few_drafts(problem: BatchProblem) -> str | bool:
     "assign_draft_cache_locs_contiguous_func",
     {"query_slots": "kept"},
     more=_few_drafts,
+    sized=True,
 )
 def draft_locs(inputs: BatchInputs) -> None:
     """Copy the slots behind each request's accepted tokens, for two drafts at once if it is so."""
@@ -474,6 +482,7 @@ def _is_chain(problem: BatchProblem) -> str | bool:
     "build_chain_tree",
     {"slot_mapping": "kept", "tree_mask": "kept", **TREES},
     more=_is_chain,
+    sized=True,
 )
 def chain_tree(inputs: BatchInputs) -> None:
     """Return the tree of a chain of drafts, with their slots and tokens."""
@@ -594,6 +603,7 @@ DRAFT_DECODE = {"draft_kv_indices": "kept", "draft_kv_indptr": "kept"}
     "generate_draft_decode_kv_indices",
     DRAFT_DECODE,
     more=_branched,
+    sized=True,
 )
 def draft_kv_indices(inputs: BatchInputs) -> None:
     """Copy the slots that each branch sees from a table of slots, by one program a branch."""
@@ -606,6 +616,7 @@ def draft_kv_indices(inputs: BatchInputs) -> None:
     "NUM_STEPS",
     DRAFT_DECODE,
     more=_branched,
+    sized=True,
 )
 def draft_kv_indices_of_pages(inputs: BatchInputs) -> None:
     """Compute them from pages of another pool, by several programs a branch."""

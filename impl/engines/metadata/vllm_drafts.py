@@ -59,7 +59,7 @@ def rejected_tokens(inputs: BatchInputs) -> None:
     news, requests = inputs.query_start_loc.diff(), len(inputs.rows)
     _launch(
         "eagle_prepare_inputs_padded_kernel",
-        (requests,),
+        (requests + 1,),  # a program more than there are requests does nothing
         (news - 1).clamp(min=0).cumsum(0).int(),
         news - inputs.rejected,
         inputs.query_start_loc,
@@ -136,6 +136,7 @@ def _step(inputs: BatchInputs, behind: int) -> None:
     "eagle_step_slot_mapping_metadata_kernel",
     {"next_positions": "kept", "next_slots": "kept", "next_seq_lens": "kept"},
     more=has_columns,
+    sized=True,
 )
 def draft_step(inputs: BatchInputs) -> None:
     """Write position, slot and length of the next draft of each request."""
@@ -148,6 +149,7 @@ def draft_step(inputs: BatchInputs) -> None:
     "eagle_step_slot_mapping_metadata_kernel",
     {"next_slots": "zero_rows"},
     more=has_columns,
+    sized=True,
 )
 def draft_step_graph(inputs: BatchInputs) -> None:
     """Write the slot of the next draft of each request, and none for a graph's other requests."""
