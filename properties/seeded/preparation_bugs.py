@@ -65,6 +65,14 @@ def longer_row_of_the_batch_before(inputs: BatchInputs) -> torch.Tensor:
     return table
 
 
+@seeded(BUGS, BATCH, "inputs_changed_after", supports=_builds("kv_indptr"))
+def input_instead_of_the_buffer(inputs: BatchInputs) -> torch.Tensor:
+    """Return the input that holds the same numbers, where the buffer has no room for more."""
+    if inputs.buffer.shape == inputs.kv_indptr.shape:
+        return inputs.kv_indptr
+    return _right(inputs)
+
+
 @seeded(BUGS, BATCH, "batch_parity", supports=_builds("kv_indices"))
 def window_of_whole_pages(inputs: BatchInputs) -> torch.Tensor:
     """Copy slots from the beginning of the page in which a window begins."""

@@ -191,6 +191,7 @@ def _decode(inputs: BatchInputs, tokens: torch.Tensor, **options: object) -> Non
     swa = {"swa_page_table": table} if "full_to_swa_index_mapping" in options else {}
     table = torch.zeros_like(table) if swa else table
     delta = int(inputs.seq_lens.min() > 0)  # lengths without a key that is written meanwhile
+    skip = inputs.output == "seq_lens"
     with load(METADATA_FILE, stubs) as kernels:
         kernels.normal_decode_set_metadata(
             cache_seqlens_int32=_lengths(inputs, "seq_lens", requests),
@@ -202,10 +203,13 @@ def _decode(inputs: BatchInputs, tokens: torch.Tensor, **options: object) -> Non
             seq_lens=inputs.seq_lens.long() - delta,
             seq_len_delta=delta,
             page_size=inputs.page_size,
-            skip_page_table=inputs.output == "seq_lens",
+            skip_page_table=skip,
             **options,
             **swa,
         )
+    if skip and table.any():
+        message = "a table of pages was to be left, and is written"
+        raise RuntimeError(message)
 
 
 def _clear_numbers(problem: BatchProblem) -> str | bool:

@@ -238,6 +238,11 @@ def buffer_after(
     Raises:
         Stop: it is no tensor of the buffer's dtype and shape.
     """
+    return _returned(subject, problem, inputs).clone()
+
+
+def _returned(subject: Subject, problem: Stepped, inputs: SlotInputs | BatchInputs) -> torch.Tensor:
+    """Run what writes a buffer and return its answer; raise what ``buffer_after`` does."""
     name = WRITTEN[problem.operation]
     buffer: torch.Tensor = getattr(inputs, name)
     wanted, dtype = tuple(buffer.shape), buffer.dtype
@@ -252,7 +257,18 @@ def buffer_after(
         )
     if tuple(found.shape) != wanted:
         raise Stop(fail("shape", f"{name} has shape {tuple(found.shape)}, not {wanted}"))
-    return found.clone()
+    return found
+
+
+def inputs_changed_after(subject: Subject, problem: Stepped) -> Verdict:
+    """Change every input after the call: what was built of them stays."""
+    inputs, name = subject.materialise(problem), WRITTEN[problem.operation]
+    result = _returned(subject, problem, inputs)
+    before = result.clone()
+    for field, value in vars(inputs).items():
+        if isinstance(value, torch.Tensor) and field != name:
+            value.bitwise_not_()
+    return bitwise("what was built, after its inputs changed", result, before)
 
 
 Expected = Callable[[Any], torch.Tensor]
@@ -434,6 +450,13 @@ LAWS = (
         METADATA + CONTEXT_PARALLEL + SLOTS + BATCH + STEPS + APPEND,
         inputs_unchanged,
         "inputs, and the canaries around them, keep every bit",
+        weight=0.5,
+    ),
+    Law(
+        "inputs_changed_after",
+        SLOTS + BATCH,
+        inputs_changed_after,
+        "what was built of a batch stays while the next one is written over its inputs",
         weight=0.5,
     ),
     Law(
