@@ -218,6 +218,15 @@ class Ledger:
                 return entry
         return None
 
+    def knows(self, implementation: str, law: str, problem: Problem, target: Target) -> bool:
+        """Whether an entry explains a failure of a problem under a law, whatever its kind."""
+        return any(
+            entry.covers(implementation, target)
+            and entry.of_law(law)
+            and holds(problem, entry.where)
+            for entry in self.entries
+        )
+
 
 def read_case(path: Path) -> tuple[str, Problem, dict[str, Any]]:
     """Read a case file: its law, its problem, and all of it.

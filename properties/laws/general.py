@@ -260,6 +260,7 @@ LAWS = (
         "oracle's, bitwise on the exact grid",
         weight=3.0,
         overlap="soak compares its first launch with the oracle too, on few of the problems",
+        pairs=True,
     ),
     Law(
         "algebra",

@@ -33,6 +33,7 @@ class Law:
         floor: fewest problems that it must judge of an implementation to count.
         cpu_seconds: least deadline of each call on a CPU: of a law whose calls are much larger
             than the problem that it is given.
+        pairs: whether it judges the problems that cover pairs of features, see ``space.pairs``.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Law:
     overlap: str = ""
     floor: int = 3
     cpu_seconds: float = 0.0
+    pairs: bool = False
 
     def concerns(self, declared: Collection[str]) -> bool:
         """Whether an implementation that declares this has anything for the law to look at."""

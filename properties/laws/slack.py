@@ -178,6 +178,7 @@ LAWS = (
         "what a load leaves undefined changes nothing",
         weight=0.5,
         needs=(INTERPRETED,),
+        pairs=True,
     ),
     Law(
         "slack_rows",

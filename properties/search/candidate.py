@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from ..isolation.workers import Worker
 from ..laws.law import Law
 from ..space.axes import Axes, example
 from ..space.profiles import Cost
+from ..verdicts.operations import OPERATIONS as ANSWERS
 from ..verdicts.verdict import Verdict
 from ..worker.requests import Address, probe_device
 from .deadlines import DeadlineModel
@@ -70,6 +71,8 @@ class Candidate:
     """The machine that the worker runs on."""
     long: Axes | None = None
     """Axes of the long problems that come before the others, where it needs some."""
+    pairs: Sequence[Problem] = ()
+    """Problems that cover pairs of its features, see ``space.pairs``."""
     cost: Cost = UNKNOWN
     deadlines: DeadlineModel = field(default_factory=DeadlineModel)
     started: float | None = None
@@ -107,6 +110,11 @@ class Candidate:
     def explanation(self, law: str, verdict: Verdict, problem: Problem) -> Entry | None:
         """Return the ledger entry that explains a verdict under a law, if one does."""
         return self.ledger.explanation(self.own_name, law, verdict, problem, self.target)
+
+    def is_known(self, problem: Problem) -> bool:
+        """Whether a ledger entry explains what the operation's main law says of a problem."""
+        law = ANSWERS[problem.operation].law
+        return self.ledger.knows(self.own_name, law, problem, self.target)
 
     def deadlines_of(self, law: Law, problem: Problem, *, hurried: bool = False) -> Deadlines:
         """Return the deadlines of the next case of a law, see ``DeadlineModel.of``."""

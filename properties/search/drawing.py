@@ -119,6 +119,15 @@ class Search:
         short = [problem for problem in problems if problem.work <= most]
         return short, "" if short else "its calls take too long"
 
+    def pairs(self) -> Sequence[Problem]:
+        """Return problems that cover pairs of features, if the law judges such.
+
+        They are at most half as many as are drawn; the first ones cover most.
+        """
+        if self._axes is None or not self._options.longest or not self._runner.law.pairs:
+            return ()
+        return self._runner.candidate.pairs[: self._options.problems // 2]
+
     def wide(self) -> list[Problem]:
         """Return the law's requests of many keys with windows and masks, if it is the oracle's."""
         if not self._has_more:

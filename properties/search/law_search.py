@@ -108,7 +108,9 @@ class LawSearch:
         shown = self._shrink is not None or self._draw()
         # Drawn problems come first, being cheap; these batches cost most, and only show what
         # drawing cannot: many keys, many requests, very long ones.
-        for look in (self._look_at_wide, self._look_at_full, self._look_at_longest):
+        for look in (
+            self._look_at_pairs, self._look_at_wide, self._look_at_full, self._look_at_longest,
+        ):  # fmt: skip
             if self._shrink is None and not self._noted:
                 look()
         self._end_shrinking(shown=shown)
@@ -162,6 +164,11 @@ class LawSearch:
             self._runner.report.ended = "stopped"
             return
         self._end_shrinking(shown=False)
+
+    def _look_at_pairs(self) -> None:
+        """Judge the problems that cover pairs of features, until one fails."""
+        for _ in self._judge_each(self._search.pairs()):
+            pass
 
     def _look_at_wide(self) -> None:
         """Judge the requests beyond windows of models and with hidden tiles, until one fails."""

@@ -129,9 +129,8 @@ def survey(
         # it.
         if ended:
             return [None] * len(problems)
-        asked = [problem.to_json() for problem in problems]
-        questions += len(asked)
-        reply = _ask(worker, address, "probe", problems=asked)
+        questions += len(problems)
+        reply = _asked_to_support(worker, address, problems)
         if "stopped" in reply:  # a law finds that ``supports`` ends its process
             ended = True
             return [None] * len(problems)
@@ -153,6 +152,23 @@ def survey(
     report.refused = dict(axes.refused)
     report.claimed_space = surveyed(all_axes(axes.operation), axes.values, axes.refused)
     return axes
+
+
+def _asked_to_support(
+    worker: Worker, address: Address, problems: Sequence[Problem]
+) -> dict[str, Any]:
+    return _ask(worker, address, "probe", problems=[problem.to_json() for problem in problems])
+
+
+def _taken(worker: Worker, candidate: Candidate, problems: Sequence[Problem]) -> list[bool]:
+    """Return whether each problem is supported, and may show what the ledger does not know."""
+    reply = _asked_to_support(worker, candidate.address, problems)
+    if "refusals" not in reply:  # a law finds that ``supports`` ends its process
+        return [False] * len(problems)
+    return [
+        refusal is None and not candidate.is_known(problem)
+        for refusal, problem in zip(refusals_of(reply), problems, strict=True)
+    ]
 
 
 def _counted(refusal: Refusal, questions: int) -> Refusal:
@@ -350,6 +366,9 @@ class _Surveyed:
         )
         with self.lease() as worker:
             _time(worker, candidate, report, self.profile, plan.costs.get(report.name))
+            if plan.profile.thorough:
+                pairs = OPERATIONS[report.operation].pairs
+                candidate.pairs = pairs(candidate.axes, partial(_taken, worker, candidate))
         candidate.deadlines.compile_seconds = _compile_seconds(modules)
         return candidate
 

@@ -1,0 +1,76 @@
+"""Problems that cover pairs of features."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from kernelproof.properties.space.axes import all_axes
+from kernelproof.properties.space.axis_values import Axes
+from kernelproof.properties.space.pairs import pairs_of_features
+from kernelproof.reference import AttentionProblem
+
+CLAIMED = {
+    "head_dims": ((16, 16), (64, 64), (80, 80), (24, 16, 0)),
+    "group_size": (1, 2, 3, 16, 20, 32),
+    "caches": (("", ""), ("float8_e4m3fn", ""), ("float8_e4m3fn", "float8_e4m3fn")),
+    "window_left": (-1, 0, 1, 2, 127),
+    "sinks": (False, True),
+    "k_scale": (1.0, 0.5, 2.0),
+    "logits_bias": ("", "dense", "near"),
+    "two_sided_window": (False, True),
+    "causal_by_request": (False, True),
+}
+
+
+@pytest.fixture(scope="module")
+def axes() -> Axes:
+    off = {name: values[:1] for name, values in all_axes("paged_attention").items()}
+    some = {"phase": ("decode", "prefill", "chunk"), "causal": (False, True), "verify": (0,)}
+    values = {**off, **some, **CLAIMED}
+    return Axes("paged_attention", values, 400_000, simplest={n: v[0] for n, v in values.items()})
+
+
+def _taken(problem: AttentionProblem) -> bool:
+    """Whether a kernel takes a problem: scales with FP8 only, whose queries have many channels."""
+    two_sided = problem.two_sided_window and not problem.causal_flags[0]
+    return (
+        (problem.k_scale == 1 or bool(problem.kv_cache))
+        and not (problem.q_dtype and problem.head_dim_qk < 32)
+        # A known failure.
+        and not (two_sided and problem.group_size <= 16)
+    )
+
+
+FACTS = {
+    "padded": lambda p: p.head_dim_qk == 80,
+    "latent": lambda p: p.values_in_keys,
+    "part of a tile": lambda p: p.group_size == 3,
+    "several tiles": lambda p: p.group_size == 20,
+    "fp8": lambda p: p.kv_cache and not p.q_dtype,
+    "fp8 queries": lambda p: p.q_dtype,
+    "window": lambda p: p.window_left in {1, 2},
+    "sinks": lambda p: p.sinks,
+    "scale": lambda p: p.k_scale != 1,
+    "dense": lambda p: p.logits_bias == "dense",
+    "near": lambda p: p.logits_bias == "near",
+    "two sides": lambda p: p.two_sided_window,
+    "by request": lambda p: p.causal_by_request,
+}
+EXCLUSIVE = [{"padded", "latent"}, {"part of a tile", "several tiles"}, {"fp8", "fp8 queries"},
+             {"dense", "near"}, {"fp8", "latent"}, {"fp8 queries", "latent"}]  # fmt: skip
+
+
+def test_each_pair_of_claimed_kinds_meets(axes: Axes) -> None:
+    found = pairs_of_features(axes, lambda problems: [_taken(each) for each in problems])
+    met = [{name for name, fact in FACTS.items() if fact(each)} for each in found]
+    for pair in map(set, itertools.combinations(FACTS, 2)):
+        assert pair in EXCLUSIVE or any(pair <= each for each in met), pair
+    assert len(found) <= 24
+    assert all(_taken(each) and each.num_requests > 1 for each in found)
+    assert found == pairs_of_features(axes, lambda problems: [_taken(each) for each in problems])
+
+
+def test_nothing_is_covered_where_nothing_is_taken(axes: Axes) -> None:
+    assert pairs_of_features(axes, lambda problems: [False] * len(problems)) == []
