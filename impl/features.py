@@ -133,6 +133,7 @@ FEATURES = (
     "unread_hidden_keys",
     "padded_rows",
     "unread_padding",
+    "nan_codes",
     ALGEBRA,
     APPENDS,
     ROUTES,
@@ -211,9 +212,11 @@ attention: the promise that a request has the same bits alone and in any batch, 
 ``unread_hidden_keys`` that what no query of the call may see (behind every window, masked from all
 rows, past a length, in the tail of a page, their scales too) never changes the result, whatever
 bytes lie there, NaN included. ``unread_padding`` is of moe, and promises the same of what lies
-behind ``hidden_size`` and ``inter_size``. ``float64_algebra`` promises of a Triton kernel that its
-answer is the operation's where each of its floats is computed in float64: no polynomial stands for
-an exponential, nothing is added to a denominator, and no factor of its is rounded on the host.
+behind ``hidden_size`` and ``inter_size``. ``nan_codes`` promises that the codes of NaN in FP8
+caches, weights and block scales, of either sign, are read as NaN. ``float64_algebra`` promises of a
+Triton kernel that its answer is the operation's where each of its floats is computed in float64: no
+polynomial stands for an exponential, nothing is added to a denominator, and no factor of its is
+rounded on the host.
 
 Three are words for kernels whose calls have another contract. ``append_and_attend`` is of
 paged_attention: the call writes ``inputs.new_k`` and ``inputs.new_v``, [tokens, kv_heads,

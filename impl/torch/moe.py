@@ -125,7 +125,7 @@ def route(inputs: RouteInputs) -> tuple[torch.Tensor, torch.Tensor]:
 @implementation(
     "moe",
     name="torch-moe",
-    features=(*MOE_FEATURES, "large_weights", "large_rows", "unread_padding"),
+    features=(*MOE_FEATURES, "large_weights", "large_rows", "unread_padding", "nan_codes"),
 )
 def experts(inputs: MoEInputs) -> torch.Tensor:
     """Compute each expert's tokens in turn and add up what they give."""

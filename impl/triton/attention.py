@@ -20,7 +20,7 @@ ARITHMETIC = Arithmetic(accumulate="float32", probabilities="inputs")
 """Probabilities are rounded to V's dtype for the second product (not in the interpreter); to q's,
 to which they are widened without an error, where K and V are quantised."""
 FEATURES = ("custom_mask", "tree", "per_head_scales", "large_tensors", ALGEBRA)
-PAGED_FEATURES = (*FEATURES, "fp8_kv", "nvfp4_kv")
+PAGED_FEATURES = (*FEATURES, "fp8_kv", "nvfp4_kv", "nan_codes")
 LARGEST_HEAD_DIM = 512
 BUILD_MINUTES = 0.2
 """Minutes of a core to build a module: 60 modules took 46 s of 16 cores on an H200."""

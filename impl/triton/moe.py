@@ -124,6 +124,7 @@ FEATURES = (
     *(name for name in MOE_FEATURES if name not in NOT_READ),
     "large_weights",
     "large_rows",
+    "nan_codes",
     ALGEBRA,
 )
 

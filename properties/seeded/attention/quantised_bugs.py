@@ -29,7 +29,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 PAGED = "paged_attention"
 FP8, FP4 = ("fp8_kv",), ("nvfp4_kv",)
 BOTH = (*FP8, *FP4)
-LARGEST_E5M2 = 0x7B
+LARGEST_E5M2, NEGATIVE_NAN = 0x7B, 0xFF
 SECOND_E4M3 = 2.0**-8
 
 
@@ -91,6 +91,17 @@ def subnormals_flushed(inputs: PagedAttentionInputs) -> Pair:
     def fp8(codes: torch.Tensor, element: str) -> torch.Tensor:
         values = fp8_values(codes, element)
         return values.masked_fill((codes & 0x7F) <= 2, 0.0)  # noqa: PLR2004  a code
+
+    return _read(inputs, fp8=fp8)
+
+
+@seeded(BUGS, PAGED, "nan_codes", features=(*FP8, "nan_codes"))
+def negative_nan_read_as_number(inputs: PagedAttentionInputs) -> Pair:
+    """Read e4m3's code of NaN as -480 where its sign is set."""
+
+    def fp8(codes: torch.Tensor, element: str) -> torch.Tensor:
+        values = fp8_values(codes, element)
+        return values.masked_fill((codes == NEGATIVE_NAN) & ("e4m3" in element), -480.0)
 
     return _read(inputs, fp8=fp8)
 

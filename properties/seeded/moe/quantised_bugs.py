@@ -15,6 +15,7 @@ BUGS: list[SeededBug] = []
 MOE = "moe"
 FP8, FP4 = ("fp8_weights",), ("nvfp4_weights", "mxfp4_weights")
 HIDDEN = ("fp8_weights", "quantized_hidden")
+NAN_CODE = 0x7F
 Tensor = torch.Tensor
 
 
@@ -46,6 +47,20 @@ def scale_of_first_channel(inputs: MoEInputs) -> Tensor:
         if matrix.format.scales != "channel":
             return matrix
         return matrix._replace(scales=matrix.scales[:, :1].expand_as(matrix.scales))
+
+    return read_as(inputs, change)
+
+
+@seeded(BUGS, MOE, "nan_weights", features=(*FP8, "nan_codes"))
+def nan_weight_read_as_number(inputs: MoEInputs) -> Tensor:
+    """Read the codes of NaN as the largest number of e4m3."""
+
+    def change(matrix: QuantizedMatrix) -> QuantizedMatrix:
+        if matrix.codes.dtype != torch.float8_e4m3fn:
+            return matrix
+        codes = matrix.codes.view(torch.uint8)
+        finite = codes.masked_fill((codes & NAN_CODE) == NAN_CODE, NAN_CODE - 1)
+        return matrix._replace(codes=finite.view(matrix.codes.dtype))
 
     return read_as(inputs, change)
 
