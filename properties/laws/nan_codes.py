@@ -39,7 +39,7 @@ def nan_codes(subject: Subject, problem: Any) -> Verdict:  # noqa: ANN401  of th
     codes = list(READ[problem.operation](problem, inputs))
     if not codes:
         return VACUOUS
-    code = NAN_CODE + SIGN * choose(problem.seed, "sign of NaN", 0, 2)
+    code = NAN_CODE + SIGN * (choose(problem.seed, "sign of NaN", 0, 4) > 0)
     for each in codes:
         each.fill_(code)
     result, expectation = run_on(subject, problem, inputs)
@@ -82,7 +82,7 @@ def _with_nan(formats: Values) -> Values:
 
 def _law(name: str, operations: tuple[str, ...], axis: str, statement: str) -> Law:
     looks_at = ({axis: _with_nan},)
-    return Law(name, operations, nan_codes, statement, weight=0.25, needs=(CLAIM,),
+    return Law(name, operations, nan_codes, statement, weight=0.5, needs=(CLAIM,),
                looks_at=looks_at)  # fmt: skip
 
 
