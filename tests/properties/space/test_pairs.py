@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 
@@ -43,7 +44,7 @@ def _taken(problem: AttentionProblem) -> bool:
     )
 
 
-FACTS = {
+FACTS: dict[str, Callable[[AttentionProblem], object]] = {
     "padded": lambda p: p.head_dim_qk == 80,
     "latent": lambda p: p.values_in_keys,
     "part of a tile": lambda p: p.group_size == 3,
