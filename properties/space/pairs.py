@@ -1,4 +1,4 @@
-"""Problems of attention that cover pairs of features, the same in each run.
+"""Problems of attention, and of appending, that cover pairs of features, the same in each run.
 
 A fault of two features shows where a call has both. A problem that is drawn has a part of what an
 implementation claims, so that rare pairs meet in none of a law's problems. Here each pair of kinds
@@ -72,7 +72,7 @@ def pairs_of_features(axes: Axes, taken: Taken) -> list[AttentionProblem]:
         axes: what may be drawn.
         taken: asks the implementation, and its known failures.
     """
-    if axes.operation == "append_paged_kv" or given(axes.values):
+    if given(axes.values):
         return []
     rows = _Rows(axes.restricted()[0], taken)
     missing = rows.pairs()
