@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -71,8 +71,10 @@ class Candidate:
     """The machine that the worker runs on."""
     long: Axes | None = None
     """Axes of the long problems that come before the others, where it needs some."""
-    pairs: Sequence[Problem] = ()
-    """Problems that cover pairs of its features, see ``space.pairs``."""
+    find_pairs: Callable[[Worker], Sequence[Problem]] = lambda _: ()
+    """Finds the problems that cover pairs of its features, see ``pairs``."""
+    found_pairs: Sequence[Problem] | None = None
+    """What was found; None before a law has asked."""
     cost: Cost = UNKNOWN
     deadlines: DeadlineModel = field(default_factory=DeadlineModel)
     started: float | None = None
@@ -94,6 +96,15 @@ class Candidate:
     """Places in which HANGs were found to be stuck, by problem id: finding out takes seconds."""
     declared_name: str = ""
     """Name that it was declared with, where that is another: ledgers and seeds go by it."""
+
+    def pairs(self, worker: Worker) -> Sequence[Problem]:
+        """Return the problems that cover pairs of its features, see ``space.pairs``.
+
+        The first law that asks waits for thousands of questions to the implementation.
+        """
+        if self.found_pairs is None:
+            self.found_pairs = self.find_pairs(worker)
+        return self.found_pairs
 
     @property
     def own_name(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -71,6 +71,10 @@ class CaseRunner:
         self.in_hand: tuple[Problem, Verdict] | None = None
         self._worker, self._judged, self._confirms = worker, judged, confirms
         self._asked: dict[str, Problem] = {}
+
+    def pairs(self) -> Sequence[Problem]:
+        """Return the problems that cover pairs of the implementation's features."""
+        return self.candidate.pairs(self._worker)
 
     def judge(
         self,

@@ -126,7 +126,7 @@ class Search:
         """
         if self._axes is None or not self._options.longest or not self._runner.law.pairs:
             return ()
-        return self._runner.candidate.pairs[: self._options.problems // 2]
+        return self._runner.pairs()[: self._options.problems // 2]
 
     def wide(self) -> list[Problem]:
         """Return the law's requests of many keys with windows and masks, if it is the oracle's."""

@@ -171,6 +171,12 @@ def _taken(worker: Worker, candidate: Candidate, problems: Sequence[Problem]) ->
     ]
 
 
+def _pairs(candidate: Candidate, worker: Worker) -> Sequence[Problem]:
+    """Return the problems that cover pairs of features, for which thousands are asked about."""
+    find = OPERATIONS[candidate.axes.operation].pairs
+    return find(candidate.axes, partial(_taken, worker, candidate))
+
+
 def _counted(refusal: Refusal, questions: int) -> Refusal:
     """Return a refusal that says how many problems were asked about, where these were many."""
     if refusal.code != "supports" or questions < MANY_QUESTIONS:
@@ -367,8 +373,7 @@ class _Surveyed:
         with self.lease() as worker:
             _time(worker, candidate, report, self.profile, plan.costs.get(report.name))
             if plan.profile.thorough:
-                pairs = OPERATIONS[report.operation].pairs
-                candidate.pairs = pairs(candidate.axes, partial(_taken, worker, candidate))
+                candidate.find_pairs = partial(_pairs, candidate)
         candidate.deadlines.compile_seconds = _compile_seconds(modules)
         return candidate
 
