@@ -78,7 +78,7 @@ LSE_VIEWS = "lse_views"
 INF_MARKS = "inf_marks_empty"
 """Feature of merging states of no keys whose lse is inf."""
 FAR_SLOTS = "far_slots"
-"""Feature of mapping slots that do not fit into int32."""
+"""Feature of slots that do not fit into int32."""
 INT32_SLOTS = 2**31
 """Slots that int32 can count."""
 ALGEBRA = "float64_algebra"
@@ -187,8 +187,8 @@ is one other than 1; ``shared_gate`` is one of the shared experts, which ``share
 ``one_product``: there is no second product, and ``inputs.w2`` is empty; ``identity_experts`` is an
 ``inputs.identity_experts``; ``padded_widths``: the weights' tensors, and it may be the hidden
 states', are wider than ``inputs.hidden_size`` and ``inputs.inter_size``, with zeros behind these,
-and the result has ``hidden_size`` channels. Of ``map_slots``: ``far_slots`` are page ids whose
-slots do not fit into int32.
+and the result has ``hidden_size`` channels. Of ``map_slots`` and ``prepare_batch``:
+``far_slots`` are page ids whose slots do not fit into int32.
 
 ``nondeterministic`` says that repeated calls may differ within the bound (atomics), so that they
 are not compared bitwise. ``phases`` and ``no_host_sync`` are of build_metadata: that the result has

@@ -323,7 +323,7 @@ SLOTS = ("slot_mapping", "next_slots", "query_slots")
 """Outputs of slots, behind which -1 is written."""
 
 
-@implementation("prepare_batch", name="torch-prepare-batch")
+@implementation("prepare_batch", name="torch-prepare-batch", features=("far_slots",))
 def prepare_batch(inputs: BatchInputs) -> torch.Tensor:
     """Compute all entries at once, and write them into the buffer."""
     buffer, behind = inputs.buffer, len(inputs.rows)

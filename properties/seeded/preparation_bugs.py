@@ -73,6 +73,18 @@ def input_instead_of_the_buffer(inputs: BatchInputs) -> torch.Tensor:
     return _right(inputs)
 
 
+@seeded(
+    BUGS,
+    BATCH,
+    "batch_far_slots",
+    supports=_builds("slot_mapping", "next_slots", "query_slots"),
+    features=("far_slots",),
+)
+def slots_of_keys_in_int32(inputs: BatchInputs) -> torch.Tensor:
+    """Compute slots in int32, and store them as int64."""
+    return _right(inputs, token_table=inputs.token_table.int())
+
+
 @seeded(BUGS, BATCH, "batch_parity", supports=_builds("kv_indices"))
 def window_of_whole_pages(inputs: BatchInputs) -> torch.Tensor:
     """Copy slots from the beginning of the page in which a window begins."""
@@ -448,7 +460,7 @@ def own_batch_buffer(inputs: BatchInputs) -> torch.Tensor:
     return _right(inputs, buffer=inputs.buffer.clone())
 
 
-@seeded(CONTROLS, BATCH, control="honest")
+@seeded(CONTROLS, BATCH, control="honest", features=("far_slots",))
 def written_batch_buffer(inputs: BatchInputs) -> torch.Tensor:
     """Write the buffer that it is given."""
     return _right(inputs)

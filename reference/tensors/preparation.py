@@ -33,8 +33,8 @@ class BatchInputs:
         seq_lens: [R] int32, the keys of each request, its new tokens included.
         rows: [R] int32, the row of each request in the tables below.
         block_table: [rows, pages] int32; entries behind a request's pages are garbage.
-        token_table: [rows, keys] int32, the slots of all keys; those behind a request's keys are
-            garbage.
+        token_table: [rows, keys] int32, the slots of all keys, int64 where they do not fit; those
+            behind a request's keys are garbage.
         computed: [rows] int32, the keys of each request before its new tokens; garbage elsewhere.
         first_keys: [R] int32, the first key of each request's window; 0 without a window.
         kv_indptr: [R + 1] int32, where the keys of each request begin, from ``first_keys`` on.

@@ -58,6 +58,7 @@ def builder(
     windows: bool = False,
     sized: bool = False,
     more: More = _everything,
+    features: tuple[str, ...] = (),
 ) -> Callable[[Callable[[BatchInputs], None]], Implementation]:
     """Make an implementation of a function that writes ``inputs.buffer``, for use as a decorator.
 
@@ -69,6 +70,7 @@ def builder(
         windows: whether it knows windows.
         sized: whether sizes of tables and buffers are constants of the kernel.
         more: says what else it takes.
+        features: what it opts into.
     """
     provider = (file if isinstance(file, str) else file[0]).partition(".")[0]
 
@@ -91,7 +93,12 @@ def builder(
 
         key = _key_with_sizes if sized else _key
         declared = launched(
-            "prepare_batch", name=name, provider=provider, supports=supports, compile_key=key
+            "prepare_batch",
+            name=name,
+            provider=provider,
+            supports=supports,
+            features=features,
+            compile_key=key,
         )
         return declared(built)
 

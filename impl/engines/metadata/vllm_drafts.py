@@ -109,6 +109,7 @@ def last_tokens(inputs: BatchInputs) -> None:
 
 
 def _step(inputs: BatchInputs, behind: int) -> None:
+    # Not far_slots: page ids and sizes are multiplied in int32.
     requests, table = len(inputs.rows), inputs.block_table[inputs.rows.long()]
     ends = inputs.seq_lens - inputs.rejected
     lengths = scratch(inputs, "next_seq_lens", requests, torch.int32)
@@ -224,6 +225,7 @@ def _has_tokens(problem: BatchProblem) -> str | bool:
         "query_indices_to_sample": "kept",
     },
     more=_has_tokens,
+    features=("far_slots",),
 )
 def dflash_inputs(inputs: BatchInputs) -> None:
     """Write what a drafter is given that attends to the target's tokens."""

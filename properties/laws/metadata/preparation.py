@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from ....reference import BatchProblem
+from ....impl.features import FAR_SLOTS, INT32_SLOTS
+from ....reference import PAD_SLOT, BatchProblem
 from ....reference.attention.drafts import entry_counts
 from ....reference.attention.preparation import OUTPUTS
 from ....reference.tensors.preparation import BatchInputs, prepared
@@ -136,6 +137,31 @@ def garbage(subject: Subject, problem: BatchProblem) -> Verdict:
     return bitwise(f"{problem.output} in a longer buffer", result[len(first) :], behind)
 
 
+def far_slots(subject: Subject, problem: BatchProblem) -> Verdict:
+    """Move all pages by so much that no slot fits into int32."""
+    if not (_slots(((problem.output, problem.rest),)) and _far_enough((problem.page_size,))):
+        return VACUOUS
+    inputs = subject.materialise(problem)
+    pages = -(-INT32_SLOTS // problem.page_size)
+    far = replace(
+        inputs,
+        block_table=inputs.block_table + pages,
+        token_table=inputs.token_table.long() + pages * problem.page_size,
+    )
+    wanted = prepared(far)
+    return bitwise(f"{problem.output} beyond int32", buffer_after(subject, problem, far), wanted)
+
+
+def _slots(values: Values) -> Values:
+    """Leave the outputs that are slots, -1 where there is none."""
+    return tuple(value for value in values if OUTPUTS[value[0]].blank == PAD_SLOT)
+
+
+def _far_enough(values: Values) -> Values:
+    """Leave the sizes of pages whose ids fit into int32 where their slots do not."""
+    return tuple(value for value in values if value > 1)
+
+
 def _of_requests_alone(values: Values) -> Values:
     """Leave out the outputs whose entries depend on the requests before."""
     return tuple(value for value in values if not OUTPUTS[value[0]].is_relative)
@@ -170,5 +196,14 @@ LAWS = (
         garbage,
         "entries of tables that no request has, and a longer buffer, change no entry",
         overlap="batch_parity draws garbage and longer buffers too; this changes nothing else",
+    ),
+    Law(
+        "batch_far_slots",
+        BATCH,
+        far_slots,
+        "slots are right that do not fit into int32",
+        weight=0.5,
+        needs=(FAR_SLOTS,),
+        looks_at=({"outputs": _slots, "page_size": _far_enough},),
     ),
 )

@@ -87,3 +87,15 @@ def test_a_finding_says_what_is_wrong(
 
 def test_one_request_has_no_parts() -> None:
     assert verdict("parts", prepare_batch, BatchProblem()).vacuous
+
+
+@pytest.mark.parametrize("output", ["slot_mapping", "next_slots", "query_slots"])
+def test_slots_beyond_int32(output: str) -> None:
+    problem = replace(MIXED, output=output)
+    for implementation in (prepare_batch, bugs.written_batch_buffer):
+        assert verdict("far_slots", implementation, problem).status == "PASS"
+    found = verdict("far_slots", bugs.slots_of_keys_in_int32, problem)
+    assert found.status == "FAIL"
+    assert f"{output} beyond int32" in found.message
+    assert verdict("far_slots", prepare_batch, replace(problem, page_size=1)).vacuous
+    assert verdict("far_slots", prepare_batch, replace(problem, output="positions")).vacuous
