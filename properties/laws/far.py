@@ -16,10 +16,7 @@ from ...impl.gpu.workspaces import workspaces_apart
 from ...reference import (
     AttentionProblem,
     BatchMetadata,
-    MergeProblem,
-    MetadataProblem,
     MoEProblem,
-    SlotsProblem,
     oracle,
 )
 from ...reference.tensors.allocation import FAR, LEAST_ROWS, rows_apart, unreserved
@@ -253,10 +250,9 @@ def far_rows(subject: Subject, problem: Any) -> Verdict:  # noqa: ANN401  of the
 
 def _rows(problem: Any) -> int:  # noqa: ANN401  of the operations
     """Return the most rows of a tensor that lie apart."""
-    if isinstance(problem, MetadataProblem | SlotsProblem):
+    if APART.get(problem.operation) == _TABLE:
         return len(problem.steps[0][0])
-    states = problem.num_states if isinstance(problem, MergeProblem) else 0
-    return max(int(problem.num_tokens), states)
+    return max(int(problem.num_tokens), getattr(problem, "num_states", 0))
 
 
 def far_workspaces(subject: Subject, problem: AttentionProblem) -> Verdict:
