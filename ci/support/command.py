@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -52,7 +53,7 @@ SECTIONS = {
     "Chips and releases": ("--sm", "--flashinfer", "--against"),
     "The call": ("--model", *FIELDS),
     "What to answer": ("--require", "--explain", "--declared", "--compile", "--unit", "--jobs"),
-    "Outputs": ("--json", "--markdown"),
+    "Outputs": ("--verbose", "--json", "--markdown"),
     "Support rules": ("--rules",),
 }
 """Options by the heading under which help shows them."""
@@ -129,6 +130,7 @@ def feature_options(command: Callable[..., int]) -> Callable[..., int]:
 )
 @click.option("--unit", "units", multiple=True, metavar="NAME", help="Compile only this module.")
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Compilers at a time.")
+@click.option("-v", "--verbose", is_flag=True, help="Print each call and each reason.")
 @output_option("--json", "Write the answer to this file.")
 @output_option("--markdown", "Write the answer as Markdown.")
 @click.option(
@@ -143,6 +145,7 @@ def support(
     against: str | None,
     model: str | None,
     folder: Path | None,
+    verbose: bool,  # noqa: FBT001  click's
     outputs: Outputs,
     **options: Any,  # noqa: ANN401  click's options
 ) -> int:
@@ -190,7 +193,7 @@ def support(
     if other is not None:
         return _compare(made, other, outputs)
     _write(made, book, outputs)
-    _print(made, left_out, reasons=bool(asked) or sm is not None)
+    _print(made, left_out, reasons=bool(asked) or sm is not None, verbose=verbose)
     return NONCONFORMING if required and not _served(made, each=model is not None) else CONFORMING
 
 
@@ -327,17 +330,19 @@ def _explain(
     return CONFORMING
 
 
-def _print(made: Matrix, left_out: Sequence[str], *, reasons: bool) -> None:
+def _print(made: Matrix, left_out: Sequence[str], *, reasons: bool, verbose: bool) -> None:
     from ..console.terminal import console
-    from .rendering import print_matrix, print_reasons
+    from .rendering import MOST_LINES, print_matrix, print_reasons
 
     out = console(sys.stdout)
-    printed = print_matrix(out, made)
+    reasons = reasons and len(made.chips) == 1
+    # A line is kept for what follows, if only to count it.
+    space = (math.inf if verbose else MOST_LINES) - bool(left_out)
+    space -= print_matrix(out, made, space - reasons)
     if left_out:
-        printed += 1
         out.print(f"not asked, since no field of a call states them: {', '.join(left_out)}")
-    if reasons and len(made.chips) == 1:
-        print_reasons(out, made, printed)
+    if reasons:
+        print_reasons(out, made, space)
 
 
 def _compare(made: Matrix, other: Matrix, outputs: Outputs) -> int:

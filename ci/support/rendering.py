@@ -55,10 +55,16 @@ def _served(decided: tuple[Row, tuple[Decision, ...]]) -> tuple[str, str]:
     return feature.operation, feature.backend
 
 
-def print_matrix(out: Console, made: Matrix) -> int:
+def print_matrix(out: Console, made: Matrix, space: float) -> int:
     """Print a table an operation: a column a backend, a line for the calls that are alike.
 
-    Where only that makes it fit ``MOST_LINES``, letters stand for chips.
+    Where only that makes it fit, letters stand for chips, or one table names what each backend
+    serves.
+
+    Args:
+        out: where to print.
+        made: the matrix.
+        space: the number of lines that it should fit.
 
     Returns:
         The number of lines.
@@ -74,13 +80,14 @@ def print_matrix(out: Console, made: Matrix) -> int:
         titles.setdefault(row.title, {})[row.feature.backend] = decisions
     letters: dict[str, str] = {}
     shown = [Text(heading), *_shown(operations, letters)]
-    if _lines_of(out, shown) > MOST_LINES:
+    if _lines_of(out, shown) > space:
         chips = {_marked(each) for _, each in made.rows if sum(one.supported for one in each) > 1}
         letters = dict(zip(sorted(chips), ascii_uppercase, strict=False))
         sets = (f"{letter}: {each.replace(' ', ',')}" for each, letter in letters.items())
         legend = Text("; ".join(sets))
         short = [Text(heading), legend, *_shown(operations, letters)]
-        shown = short if _lines_of(out, short) <= MOST_LINES else shown
+        tried = (short, *_summaries(made))
+        shown = next((one for one in tried if _lines_of(out, one) <= space), shown)
     for each in shown:
         out.print(each)
     return _lines_of(out, shown)
@@ -108,14 +115,64 @@ def _shown(
         yield table
 
 
-def print_reasons(out: Console, made: Matrix, printed: int) -> None:
+def _summaries(made: Matrix) -> Iterator[list[Text | Table]]:
+    """Yield tables of what backends serve, those of equal answers in one row.
+
+    Each names fewer calls than the one before.
+    """
+    answers: dict[str, dict[tuple[tuple[str, ...], ...], list[str]]] = {}
+    titles: dict[str, list[str]] = {}
+    for (operation, backend), group in groupby(made.rows, key=_served):
+        rows = list(group)
+        titles[operation] = [row.title for row, _ in rows]
+        allowed = tuple(
+            tuple(row.title for row, decisions in rows if decisions[number].supported)
+            for number in range(len(made.chips))
+        )
+        answers.setdefault(operation, {}).setdefault(allowed, []).append(backend)
+    names = ", ".join(map(capability_name, made.chips))
+    heading = Text(f"flashinfer-python {made.version} on {names}; any other call is refused")
+    for most in range(max(map(len, titles.values())), 0, -1):
+        table = _table("operation", "backends", "calls that they serve")
+        for operation, alike in answers.items():
+            for allowed, backends in alike.items():
+                said = _calls_by_chip(made, allowed, titles[operation], most)
+                if said:
+                    table.add_row(operation, ", ".join(backends), said)
+        yield [heading, Text(), table]
+
+
+def _calls_by_chip(
+    made: Matrix, allowed: Sequence[Sequence[str]], titles: Sequence[str], most: int
+) -> str:
+    """Return which calls are allowed, after the chips where these are not all that were asked.
+
+    Args:
+        made: the matrix.
+        allowed: the calls that are allowed on each chip.
+        titles: all calls.
+        most: the number of calls that are named at most.
+    """
+    chips: dict[tuple[str, ...], list[str]] = {}
+    for chip, calls in zip(made.chips, allowed, strict=True):
+        if calls:
+            chips.setdefault(tuple(calls), []).append(str(chip or "cpu"))
+    found = []
+    for calls, where in chips.items():
+        others = [each for each in titles if each not in calls]
+        said = _few(calls, most) if len(others) > len(calls) else f"all but {_few(others, most)}"
+        said = said if others else "all"
+        found.append(said if len(where) == len(made.chips) else f"{','.join(where)}: {said}")
+    return " | ".join(found)
+
+
+def print_reasons(out: Console, made: Matrix, space: float) -> None:
     """Print why calls are decided as they are on the first chip: each reason once.
 
     Args:
         out: where to print.
         made: the matrix.
-        printed: the number of lines above; the reasons for which ``MOST_LINES`` leaves no space are
-            counted.
+        space: the number of lines that are left; reasons beyond are counted.
     """
     reasons: dict[tuple[str, str], list[tuple[Row, Decision]]] = {}
     instead: dict[str, dict[str, None]] = {}
@@ -129,12 +186,11 @@ def print_reasons(out: Console, made: Matrix, printed: int) -> None:
     ]
     ordered = sorted(reasons.items(), key=lambda found: tuple(STYLES).index(found[0][0]))
     texts += [_reason(*key, several) for key, several in ordered]
-    left = MOST_LINES - printed
     for number, text in enumerate(texts, 1):
-        left -= len(text.wrap(out, out.width))
-        if left < (number < len(texts)):
+        space -= len(text.wrap(out, out.width))
+        if space < (number < len(texts)):
             more = len(texts) - number + 1
-            out.print(Text(f"{more} more reasons: give --backend, or --json FILE", "dim"))
+            out.print(Text(f"{more} more reasons: give -v, --backend or --json FILE", "dim"))
             return
         out.print(text)
 
@@ -153,10 +209,10 @@ def _reason(status: str, said: str, several: Sequence[tuple[Row, Decision]]) -> 
     return text.append(by, "dim")
 
 
-def _few(titles: Sequence[str]) -> str:
+def _few(titles: Sequence[str], most: int = MOST_TITLES) -> str:
     """Return the first titles, and how many others there are."""
-    others = len(titles) - MOST_TITLES
-    return "; ".join(titles[:MOST_TITLES]) + (f" and {others} more" if others > 0 else "")
+    others = len(titles) - most
+    return "; ".join(titles[:most]) + (f" and {others} more" if others > 0 else "")
 
 
 def print_differences(out: Console, old: str, new: str, found: Sequence[Difference]) -> None:

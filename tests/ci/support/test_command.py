@@ -65,7 +65,9 @@ QUESTIONS = (
     "--sm 120 --kv-dtype nvfp4", "--head-dim 512", "--sm GB300 --head-dim 512 --kv-dtype fp8",
     "--operation mla", "--operation moe --sm 90 --quantisation nvfp4",
     "--model gemma-4", "--model gemma2 --sm h100", "--model Qwen3-8B --sm rtx-pro-6000",
-    "--operation moe", "--operation paged_attention",
+    "--operation moe", "--operation paged_attention", "--sm H100 --operation paged_attention",
+    "--sm GB300", "--sm H100", "--sm rtx-pro-6000", "--sm dgx-spark", "--sm thor",
+    "--backend trtllm-gen",
 )  # fmt: skip
 
 
@@ -83,6 +85,18 @@ def test_one_question_has_one_answer_of_25_lines(words: str, columns: int) -> No
 def test_letters_stand_for_chips_where_only_they_fit() -> None:
     assert "A: 100,103; B: 100-107" in run("--operation", "moe", columns=80)[1].replace("\n", " ")
     assert "A: " not in run("--operation", "moe", columns=120)[1]
+
+
+def test_a_chip_is_answered_by_what_each_backend_serves() -> None:
+    _, said = run("--sm", "thor", columns=120)
+    assert re.search(r"^ragged_attention +fa2, triton +all +$", said, re.MULTILINE)
+    assert re.search(r"^ragged_attention +cutlass +all but head dim 256 +$", said, re.MULTILINE)
+    assert "trtllm-gen" not in said.partition("\nno  ")[0]
+    assert "100,103: all | 107: all but fp8 KV" in run("--backend", "trtllm-gen", columns=80)[1]
+    _, verbose = run("--sm", "thor", "-v", columns=120)
+    assert re.search(r"^merge_state +cuda +triton *$", verbose, re.MULTILINE)
+    assert "more reasons" in said
+    assert "more reasons" not in verbose
 
 
 def test_a_model_asks_for_each_of_its_shapes_at_once(tmp_path: Path) -> None:
