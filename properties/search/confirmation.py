@@ -106,6 +106,16 @@ class Confirmation:
         message = "passes in a fresh process, fails after other calls in the same one: "
         return replace(verdict, status="FLAKY", message=message + verdict.message)
 
+    def explained_as_drawn(self, verdict: Verdict, first: Failure) -> Verdict:
+        """Return a verdict without the faults that do not explain the failure that was shrunk.
+
+        On the smallest problem many faults look alike.
+        """
+        if not verdict.faults:
+            return verdict
+        drawn = self._runner.judge(first.problem, again=True, explains=True)
+        return verdict.explained_by([each for each in verdict.faults if each in drawn.faults])
+
     def _again(self, problem: Problem, verdict: Verdict) -> Verdict:
         """Judge again: a HANG or a CRASH in a fresh process, a FAIL in the same one.
 

@@ -311,6 +311,7 @@ class LawSearch:
         # A HANG or a crash was judged in a fresh process by its confirmation.
         if self._runner.always_fresh or (self._options.confirm and verdict.status == "FAIL"):
             verdict = self._confirmation.in_fresh_process(shrink.smallest)
+            verdict = self._confirmation.explained_as_drawn(verdict, shrink.first)
         if (deadly := self._deadly) is None:
             self._candidate.smallest.append(problem)
         else:

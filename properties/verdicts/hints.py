@@ -90,10 +90,7 @@ def with_hint(
     judged = (rows.view(-1, 1, 1).expand_as(wrong[0]), rows.view(-1, 1).expand_as(wrong[1]))
     call = Call(inputs, result, bounded, wrong, judged, arithmetic)
     names = [name for name, made in _faults(call) if explains(call, made)]
-    if not 1 <= len(names) <= MOST_FAULTS:
-        return verdict
-    said = f"; one fault explains all wrong elements: {', or '.join(names)}"
-    return replace(verdict, message=verdict.message + said)
+    return verdict.explained_by(names) if 1 <= len(names) <= MOST_FAULTS else verdict
 
 
 def explains(call: Call, made: Callable[[], Bounded | None]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ...impl.gpu.kernel_lines import FileRecord
@@ -61,6 +61,7 @@ class Verdict:
         at_call: number of calls made when a FAIL was found.
         interpreted: Triton's interpreter ran kernels of it, on a CPU.
         printed: the end of what the process of a finding printed in that case.
+        faults: the classic faults, in words, each of which explains a FAIL; the message names them.
         kernels: what ran of the Triton kernels in each file, see ``kernel_lines``.
     """
 
@@ -78,6 +79,7 @@ class Verdict:
     worst: Sequence[Mapping[str, Any]] = ()
     printed: str = ""
     ignored: Sequence[str] = ()
+    faults: Sequence[str] = ()
     interpreted: bool = False
     compared: Sequence[Mapping[str, Any]] = ()
     at_call: int = field(default=0, compare=False)
@@ -94,11 +96,16 @@ class Verdict:
         same_kind = self.kind == other.kind or self.status == "HANG" or not self.bad
         return self.status == other.status and same_kind
 
+    def explained_by(self, faults: Sequence[str]) -> Verdict:
+        """Return the verdict whose message names these faults, and none that it named before."""
+        message = self.message.removesuffix(_named(self.faults)) + _named(faults)
+        return replace(self, message=message, faults=faults)
+
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dictionary."""
         optional = (
             "about", "element", "error_map", "worst", "printed", "ignored", "interpreted", "waited",
-            "compared", "at_call", "kernels",
+            "compared", "at_call", "kernels", "faults",
         )  # fmt: skip
         return {name: value for name, value in vars(self).items() if value or name not in optional}
 
@@ -106,6 +113,10 @@ class Verdict:
     def from_json(cls, data: Mapping[str, Any]) -> Verdict:
         """Read back what ``to_json`` wrote."""
         return cls(**data)
+
+
+def _named(faults: Sequence[str]) -> str:
+    return f"; one fault explains all wrong elements: {', or '.join(faults)}" if faults else ""
 
 
 PASS = Verdict("PASS")

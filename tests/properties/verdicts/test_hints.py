@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from kernelproof.impl import Target, implementation
 from kernelproof.impl.protocol import Implementation
 from kernelproof.impl.registry import find_implementation
 from kernelproof.properties.laws import find_law
+from kernelproof.properties.search.confirmation import Confirmation, Failure
 from kernelproof.properties.seeded import BUGS
 from kernelproof.properties.seeded.kernels import attend
 from kernelproof.properties.verdicts.subject import Subject
@@ -119,6 +120,25 @@ def test_another_fault_gets_no_hint(name: str, verdicts: dict[str, Verdict]) -> 
         verdict = verdicts[f"{name} {seed}"]
         assert verdict.bad
         assert SAID not in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"), [("last-page-off-by-one", [ONE_KEY]), ("causal-from-start", [])]
+)
+def test_a_fault_explains_the_problem_as_it_was_drawn_too(name: str, kept: list[str]) -> None:
+    """On two keys both bugs look like two faults."""
+    (made,) = (find_implementation(bug.reference) for bug in BUGS if bug.name == name)
+
+    class Runner:
+        def judge(self, problem: AttentionProblem, **_: bool) -> Verdict:
+            return judged(made, problem)
+
+    small = judged(made, replace(PAGED, query_lens=(1,), seq_lens=(2,)))
+    assert small.faults == [ONE_KEY, "the last key of each request is left out"]
+    plain, drawn = small.explained_by([]), Failure(PAGED, judged(made, PAGED))
+    explained = Confirmation(cast("Any", Runner())).explained_as_drawn(small, drawn)
+    assert explained == plain.explained_by(kept)
+    assert plain.message == small.message.partition(f"; {SAID}")[0]
 
 
 def kernel(
