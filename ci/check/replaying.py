@@ -41,6 +41,13 @@ from ..reports.display import command, say, style_of
 from .reproducing import Kernel, no_script, write_script
 from .saving import save_tensors
 
+BITS = (
+    "Triton's interpreter computes with the bits of bfloat16, which Kernelproof mends and the "
+    "script does not: a kernel that multiplies them (tl.dot) is wrong there even once it is "
+    "right; run the script on a GPU, or replay the case"
+)
+"""What a script of a bfloat16 kernel cannot show in the interpreter."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -185,6 +192,8 @@ def _write_script(path: Path, judged: _Judged) -> None:
     told = (judged.verdict, judged.law.name, judged.problem)
     for each in write_script(path, kernel, judged.kept, *told):
         tell(f"script: {each}")
+    if judged.verdict.interpreted and getattr(judged.problem, "dtype", "") == "bfloat16":
+        tell(f"script: {BITS}")
 
 
 class _NoStages:

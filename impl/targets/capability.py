@@ -9,11 +9,12 @@ from ...fixtures.suggestions import did_you_mean
 
 NAMES: Mapping[int, tuple[str, ...]] = {
     75: ("T4", "RTX 2080 Ti", "RTX 2080"),
-    80: ("A100", "A30"),
+    80: ("A100", "A30", "A800"),
     86: ("A10", "A16", "A2", "A40", "RTX A6000", "RTX A5000", "RTX A4000", "RTX 3090", "RTX 3080"),
     87: ("AGX Orin", "Orin NX", "Orin Nano", "Orin"),
-    89: ("L4", "L40", "L40S", "RTX 6000 Ada", "RTX 5000 Ada", "RTX 4090", "RTX 4080", "RTX 4070"),
-    90: ("H100", "H200", "GH200"),
+    89: ("L4", "L40", "L40S", "L20", "RTX 6000 Ada", "RTX 5000 Ada", "RTX 4090", "RTX 4080",
+         "RTX 4070"),
+    90: ("H100", "H200", "GH200", "H20", "H800"),
     100: ("B200", "GB200"),
     103: ("B300", "GB300"),
     # From flashinfer-python 0.7.1, compilation_context.py; NVIDIA's table does not have it yet.
@@ -28,7 +29,8 @@ NAMES: Mapping[int, tuple[str, ...]] = {
 
 The source of each is the row of its compute capability in NVIDIA's table,
 https://developer.nvidia.com/cuda-gpus, where no comment names another. "RTX 6000" and its like are
-left out: cards of several generations have that name.
+left out: cards of several generations have that name. A800, H20, H800 and L20, which are sold in
+China, are not in it: they are the chips of A100, H100 and L40 with other limits.
 """
 ARCHITECTURES = {
     75: "Turing", 80: "Ampere", 86: "Ampere", 87: "Ampere", 89: "Ada", 90: "Hopper",
@@ -50,8 +52,13 @@ _NO_LETTER = re.compile(r"[\W_]+|^(?:nvidia|geforce|tesla|jetson)\W*", re.IGNORE
 """What a chip's name may be written with or without: spaces, hyphens, the maker and the brand."""
 
 
+_FORM = re.compile(r"\d+gb|hbm\d\w?|sxm\d?|pcie|nvl|blackwell|server|workstation|edition")
+"""Words that a driver adds to a chip's name: its memory, its socket, its housing."""
+
+
 def _plain(name: str) -> str:
-    found = name.strip().lower()
+    words = re.split(r"[\W_]+", name.strip().lower())
+    found = "".join(word for word in words if not _FORM.fullmatch(word))
     while (shorter := _NO_LETTER.sub("", found)) != found:
         found = shorter
     return found

@@ -84,6 +84,19 @@ def test_a_name_that_no_chip_has_is_answered_with_those_like_it(name: str, meant
         parse_capability(name)
 
 
+@pytest.mark.parametrize(
+    ("name", "sm"),
+    [
+        ("NVIDIA H100 80GB HBM3", 90),
+        ("NVIDIA A800-SXM4-80GB", 80),
+        ("H20", 90),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 120),
+    ],
+)
+def test_a_name_as_a_driver_gives_it(name: str, sm: int) -> None:
+    assert parse_capability(name) == sm
+
+
 def test_names() -> None:
     assert capability_name(103) == "SM103"
     assert capability_name(None) == "CPU"
