@@ -371,7 +371,7 @@ class TestLedger:
             Entry(
                 id=kind,
                 implementation=f"two-faults-{kind}",
-                where={"empty": ["some", "all"]},
+                where={"empty": ["some", "all", "one"]},
                 status="CRASH" if kind == "RuntimeError" else "FAIL",
                 kinds=(kind,),
                 reason="r",
