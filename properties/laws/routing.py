@@ -17,7 +17,7 @@ from ..verdicts.subject import Subject
 from ..verdicts.verdict import PASS, VACUOUS, Verdict
 from .expert_calls import shuffled
 from .general import kept
-from .law import ROUTE, Law
+from .law import ROUTE, Law, Values
 
 SOFTMAX = ("default", "renormalize", "renormalize_naive")
 SHIFTS = (-64.0, 64.0, -96.0)
@@ -69,7 +69,7 @@ def invariants(subject: Subject, problem: RouteProblem) -> Verdict:
     how = METHODS[problem.method]
     # Without a floor a sum of scores that are all 0 in float32 makes NaN.
     no_floor = how.weight == "renormalize" and problem.renormalise_floor < NO_FLOOR
-    lost = ~something & (no_floor and "guarded_sums" not in subject.implementation.features)
+    lost = ~something & no_floor
     for wrong, said in (
         (outside, "has ids that are no expert's"),
         (twice, "has an expert twice"),
@@ -80,6 +80,25 @@ def invariants(subject: Subject, problem: RouteProblem) -> Verdict:
             token = int(wrong.nonzero()[0])
             return fail("shape", f"token {token} {said}: {ids[token].tolist()}")
     return _sums(problem, weights, something)
+
+
+def guarded_sums(subject: Subject, problem: RouteProblem) -> Verdict:
+    """Check that weights of a sum of nothing are numbers, as the implementation promises."""
+    weights, _ = _routed(subject, problem, subject.materialise(problem))
+    finite = weights.isfinite().all(dim=1)
+    if bool(finite.all()):
+        return PASS
+    token = int((~finite).nonzero()[0])
+    return fail("nan", f"the weights of token {token} are {weights[token].tolist()}")
+
+
+def _of_nothing(values: Values) -> Values:
+    """Leave the regime whose scores vanish."""
+    return tuple(each for each in values if each == "all_negative")
+
+
+def _without_floor(values: Values) -> Values:
+    return tuple(each for each in values if each == 0)
 
 
 def _least_logit(problem: RouteProblem, sigmoid: str) -> float:
@@ -277,6 +296,15 @@ LAWS = (
         invariants,
         "ids are distinct experts of so many groups, and renormalised weights add up",
         overlap="routing_parity sees that too; this law asks no oracle and names the broken rule",
+    ),
+    Law(
+        "guarded_sums",
+        ROUTE,
+        guarded_sums,
+        "where all scores vanish and there is no floor, weights are finite",
+        weight=0.25,
+        needs=("guarded_sums",),
+        looks_at=({"regime": _of_nothing, "renormalise_floor": _without_floor},),
     ),
     Law(
         "routing_token_order",

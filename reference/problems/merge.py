@@ -29,7 +29,7 @@ class MergeProblem(BaseProblem):
         head_dim: channels of each state.
         dtype: the dtype of the outs and the merged out; lses are float32.
         empty: which states are (0, -inf): ``none``, ``some`` (a quarter, by hash), ``all``, or
-            ``one``: at most one of each row, by hash, where there are several states.
+            ``one``: one of each row, by hash, where there are several states.
         regime: how values are made, one of ``MERGE_REGIMES``.
         strides: how the outs of states lie: dense if empty; ``padded``: rows of all states are
             equally wider than their channels; ``different``: each state lies by itself

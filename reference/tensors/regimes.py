@@ -323,7 +323,7 @@ def empty_states(problem: MergeProblem, device: torch.device) -> torch.Tensor:
     key = stream(problem.seed, "empty")
     if problem.empty == "one" and problem.num_states > 1:
         rows = torch.arange(shape[1] * shape[2], device=device)
-        which = bits(key, rows, 1).view(1, *shape[1:]) % (problem.num_states + 1)
+        which = bits(key, rows, 1).view(1, *shape[1:]) % problem.num_states
         return torch.arange(shape[0], device=device).view(-1, 1, 1) == which
     if problem.empty != "some":
         return torch.full(shape, problem.empty == "all", device=device)

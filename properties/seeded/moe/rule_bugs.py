@@ -40,7 +40,7 @@ def floor_always_the_usual(inputs: RouteInputs) -> Routed:
     return _routed(inputs, replace(inputs, renormalise_floor=1e-20))
 
 
-@seeded(BUGS, ROUTE, "routing_invariants", features=("renormalise_floor", "guarded_sums"))
+@seeded(BUGS, ROUTE, "guarded_sums", features=("renormalise_floor", "guarded_sums"))
 def sums_of_nothing_divide(inputs: RouteInputs) -> Routed:
     """Promise finite weights, and divide by a sum of 0 all the same."""
     return _routed(inputs)

@@ -264,7 +264,7 @@ def test_the_exact_merge_gives_one_of_the_states(problem: Problem) -> None:
 
 def test_empty_states_are_nothing_and_minus_infinity() -> None:
     shape = {"num_states": 4, "num_tokens": 8, "num_heads": 4}
-    for empty, low, high in (("none", 0, 0), ("some", 10, 60), ("all", 128, 128), ("one", 16, 31)):
+    for empty, low, high in (("none", 0, 0), ("some", 10, 60), ("all", 128, 128), ("one", 32, 32)):
         inputs = merge(MergeProblem(**shape, empty=empty))  # type: ignore[arg-type]
         gone = inputs.lses.isneginf()
         assert low <= int(gone.sum()) <= high
