@@ -751,7 +751,9 @@ def merge_problems(draw: st.DrawFn, axes: Axes) -> MergeProblem:
     many = [heads for heads in MANY_HEADS if heads <= rows]
     # Heads first, then tokens of what the work leaves: models have many of either.
     fields["num_heads"] = draw(st.integers(1, min(rows, 8)) | sampled(many or (1,)))
-    fields["num_tokens"] = draw(st.integers(0, min(rows // fields["num_heads"], 64)))
+    # Where work leaves room for a token or two, half of all merges would have none.
+    most = max(1, min(rows // fields["num_heads"], 64))
+    fields["num_tokens"] = draw(st.integers(1, most)) * draw(sampled((0, *[1] * 5)))
     return MergeProblem(**fields, seed=draw(st.integers(0, LARGEST_SEED)))
 
 
