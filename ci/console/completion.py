@@ -10,7 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 LAWS = Path(__file__).parents[2] / "properties" / "laws"
-LAW = re.compile(r'\bLaw\(\s*"(\w+)"')
+LAW = re.compile(r'\b_?[Ll]aw\(\s*"(\w+)"')
 """Start of a law in its source, which names it without an import."""
 
 

@@ -485,7 +485,7 @@ def test_a_law_that_needs_what_is_not_declared_is_why_nothing_was_judged(
     far = replace(idle, operation="paged_attention", laws=laws, declared={"declares": ["fp8_kv"]})
     assert (
         "it does not declare what the laws need: large_tensors or large_caches (far_pages); "
-        "large_tensors (far_tokens)"
+        "large_tensors or large_rows (far_tokens)"
     ) in " ".join(printed(summary(run(far)), monkeypatch).split())
     touched = replace(far, laws=[LawReport("touched_memory")])
     said = "Triton's interpreter runs no kernel of it (touched_memory)"
