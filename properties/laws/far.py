@@ -13,12 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from ...impl.gpu.workspaces import workspaces_apart
-from ...reference import (
-    AttentionProblem,
-    BatchMetadata,
-    MoEProblem,
-    oracle,
-)
+from ...reference import AttentionProblem, BatchMetadata, MoEProblem, oracle
 from ...reference.tensors.allocation import FAR, LEAST_ROWS, rows_apart, unreserved
 from ...reference.tensors.inputs import (
     AppendInputs,
@@ -45,6 +40,7 @@ APART: dict[str, dict[str, int]] = {
 }  # fmt: skip
 """Tensors with rows of tokens, states or requests by operation, and how many axes count rows."""
 GIB, WORKSPACE_BYTES = 1 << 30, 4
+"""Bytes of a GiB, and of a number of a workspace."""
 
 
 def has_room(subject: Subject, needed: int) -> bool:
