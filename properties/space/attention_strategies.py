@@ -741,7 +741,7 @@ def merge_problems(draw: st.DrawFn, axes: Axes) -> MergeProblem:
         )
     }
     dense, *scales = axes.allows("output_scale")
-    fields["output_scale"] = draw(sampled((*[dense] * max(1, 2 * len(scales)), *scales)))
+    fields["output_scale"] = draw(sampled((*[dense] * max(1, len(scales)), *scales)))
     # A merge costs about eight operations for each number of each state.
     room = axes.max_work // (8 * fields["num_states"])
     dims = [dim for dim in axes.allows("head_dim") if dim < room] or [axes.allows("head_dim")[0]]

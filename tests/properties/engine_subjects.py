@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import time
@@ -17,6 +18,7 @@ from kernelproof.reference.tensors.inputs import MergeInputs, PagedAttentionInpu
 
 Attention = tuple[torch.Tensor, torch.Tensor]
 calls = 0
+calls_of_one = itertools.count(1)
 last: Attention | None = None
 child: subprocess.Popen[bytes] | None = None
 
@@ -181,11 +183,10 @@ def merges(inputs: MergeInputs) -> Attention:
 
 @implementation("merge_state", name="fifth-call", supports=narrow_merges)
 def fifth_call(inputs: MergeInputs) -> Attention:
-    """Be wrong in one call of each process."""
-    global calls  # noqa: PLW0603  what this is about
-    calls += 1
+    """Be wrong in one call of each process, of its own: workers are shared."""
     out, lse = merged(inputs)
-    return out + (1.0 if calls == 15 else 0.0), lse
+    wrong = out.numel() > 0 and next(calls_of_one) == 15
+    return out + (1.0 if wrong else 0.0), lse
 
 
 @implementation("merge_state", name="wears-out", supports=narrow_merges)
