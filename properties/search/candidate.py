@@ -71,6 +71,8 @@ class Candidate:
     """The machine that the worker runs on."""
     long: Axes | None = None
     """Axes of the long problems that come before the others, where it needs some."""
+    find_kinds: Callable[[Worker], Sequence[Problem]] = lambda _: ()
+    """Finds the few problems that cover each of its features."""
     find_pairs: Callable[[Worker], Sequence[Problem]] = lambda _: ()
     """Finds the problems that cover pairs of its features, see ``pairs``."""
     found_pairs: Sequence[Problem] | None = None

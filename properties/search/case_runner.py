@@ -72,6 +72,10 @@ class CaseRunner:
         self._worker, self._judged, self._confirms = worker, judged, confirms
         self._asked: dict[str, Problem] = {}
 
+    def kinds(self) -> Sequence[Problem]:
+        """Return the few problems that cover each of the implementation's features."""
+        return self.candidate.find_kinds(self._worker)
+
     def pairs(self) -> Sequence[Problem]:
         """Return the problems that cover pairs of the implementation's features."""
         return self.candidate.pairs(self._worker)

@@ -64,6 +64,7 @@ class SearchOptions:
         drawers: processes that draw, where there are any.
         longest: whether the law's very long problem is judged too, see ``Profile.long``.
         suspect: what has failed in the deck, tried first.
+        kinds: whether only the problems that cover each feature are judged.
     """
 
     profile: Profile
@@ -77,6 +78,7 @@ class SearchOptions:
     drawers: Drawers | None = None
     longest: bool = True
     suspect: Suspect | None = None
+    kinds: bool = False
 
 
 class Search:

@@ -38,6 +38,7 @@ from ..isolation.workers import Worker
 from ..laws import Law
 from ..space.drawers import drawers_for
 from ..space.profiles import Cost
+from ..verdicts.operations import OPERATIONS as ANSWERS
 from ..verdicts.verdict import Verdict
 from ..worker.pools import open_pool
 from ..worker.requests import DeviceLostError, HarnessError
@@ -495,9 +496,12 @@ class Run:
         left = [law for law in prepared.laws if law.name not in prepared.asked]
         entries = self._deck_of(prepared.candidate, left)
         failed = {case.law for case in self._failed(prepared.report)}
+        compares = ANSWERS[prepared.report.operation].law
         for law in left:
             if law.name in failed:
                 self._ask_law(prepared, law, REPLAY_RANK)
+            if law.name == compares and self.plan.exit_first:
+                self._ask_law(prepared, law, REPLAY_RANK, early=True, kinds=True)
         # Every nth entry for each of n workers: all of them begin with the cheapest.
         parts = min(self._jobs, -(-len(entries) // LEAST_DEALT))
         ended: list[Dealt] = []
@@ -575,15 +579,21 @@ class Run:
         rank: int,
         *,
         early: bool = False,
+        kinds: bool = False,
         suspect: Suspect | None = None,
     ) -> None:
-        """Ask for a search under a law; an early one comes before all others and is short."""
+        """Ask for a search under a law; an early one comes before all others and is short.
+
+        With ``kinds`` it has the few problems that cover each feature, and no other.
+        """
         plan, take = self.plan, self._take_early if early else self._take_law
         # A law of a part has the seconds that it has in the whole.
         whole = laws_planned(replace(plan, part=None), prepared.report.operation)
         jobs, cost = plan.part.jobs if plan.part else self._jobs, prepared.candidate.cost
         options = options_of(plan, law, whole, cost, seed=self.report.seed, jobs=jobs)
-        options = replace(options, examples=self._examples, drawers=self._drawers, suspect=suspect)
+        options = replace(
+            options, examples=self._examples, drawers=self._drawers, suspect=suspect, kinds=kinds
+        )
         if early:
             most = FIRST_PROBLEMS if plan.exit_first else EARLY_PROBLEMS
             fewer = min(options.problems, most)

@@ -103,6 +103,11 @@ class LawSearch:
             return
         if self._fails_in_deck() or self._fails_as_others():
             return
+        if self._options.kinds:
+            for _ in self._judge_each(self._runner.kinds()):
+                pass
+            self._end_shrinking(shown=False)
+            return
         if self._options.examples is not None:
             self._search.show_kept(self._look_at_kept)
         shown = self._shrink is not None or self._draw()

@@ -21,6 +21,7 @@ from ..space.axes import Axes, all_axes, example, narrow
 from ..space.given_lengths import given, without_lengths
 from ..space.module_selection import Keys, Libraries, Module, Selection
 from ..space.operations import OPERATIONS
+from ..space.pairs import Taken
 from ..space.profiles import CHEAP_MINUTES, NO_COST, SLOW, Cost, Profile, Timing, cost_of, on_device
 from ..space.restrictions import WHOLE_SPACE, Only, OnlyError
 from ..verdicts.memory_need import NO_ROOM
@@ -171,9 +172,10 @@ def _taken(worker: Worker, candidate: Candidate, problems: Sequence[Problem]) ->
     ]
 
 
-def _pairs(candidate: Candidate, worker: Worker) -> Sequence[Problem]:
-    """Return the problems that cover pairs of features, for which thousands are asked about."""
-    find = OPERATIONS[candidate.axes.operation].pairs
+def _covering(
+    find: Callable[[Axes, Taken], Sequence[Problem]], candidate: Candidate, worker: Worker
+) -> Sequence[Problem]:
+    """Return the problems that cover features, or pairs of which thousands are asked about."""
     return find(candidate.axes, partial(_taken, worker, candidate))
 
 
@@ -372,8 +374,10 @@ class _Surveyed:
         )
         with self.lease() as worker:
             _time(worker, candidate, report, self.profile, plan.costs.get(report.name))
+            space = OPERATIONS[candidate.axes.operation]
+            candidate.find_kinds = partial(_covering, space.kinds, candidate)
             if plan.profile.thorough:
-                candidate.find_pairs = partial(_pairs, candidate)
+                candidate.find_pairs = partial(_covering, space.pairs, candidate)
         candidate.deadlines.compile_seconds = _compile_seconds(modules)
         return candidate
 

@@ -56,7 +56,7 @@ from .moe_strategies import (
     route_problems,
     size_of_batched,
 )
-from .pairs import Taken, pairs_of_features
+from .pairs import Taken, kinds_of_features, pairs_of_features
 from .real_drawing import many_values, row_values, wide_problems
 from .simplifying import (
     Cheap,
@@ -105,7 +105,7 @@ def _no_edges(*_: object) -> dict[str, bool]:
     return {}
 
 
-def _no_pairs(axes: Axes, taken: Taken) -> list[Any]:
+def _none_covered(axes: Axes, taken: Taken) -> list[Any]:
     del axes, taken
     return []
 
@@ -159,6 +159,7 @@ class Space:
         longest: the very long problems of a law, of axes and a device; None where the operation
             has none.
         no_longest: why there is no such problem where ``longest`` returns none.
+        kinds: a few problems that cover each feature, the same in each run.
         pairs: problems that cover pairs of features, the same in each run.
         wide: requests of more keys than are drawn, which show what hides many keys.
         full: batches that fill a GPU, by what they are: of each kind the first one that an
@@ -183,7 +184,8 @@ class Space:
     long: Callable[..., Axes | None] = _nothing
     longest: Callable[[Axes, str], Sequence[Problem]] | None = None
     no_longest: str = ""
-    pairs: Callable[[Axes, Taken], list[Any]] = _no_pairs
+    kinds: Callable[[Axes, Taken], list[Any]] = _none_covered
+    pairs: Callable[[Axes, Taken], list[Any]] = _none_covered
     wide: Callable[[Axes], Sequence[Problem]] = _none_wide
     full: Callable[[Axes], Mapping[str, Sequence[Problem]]] = _none_full
     real: Real | None = None
@@ -209,6 +211,7 @@ def _attention(operation: str, axes: Mapping[str, tuple[Any, ...]], **differing:
             longest=longest,
             no_longest="its requests have as many queries as keys",
             owed=_several_requests,
+            kinds=kinds_of_features,
             pairs=pairs_of_features,
             wide=_wide,
             full=full_batches,

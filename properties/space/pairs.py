@@ -1,4 +1,4 @@
-"""Problems of attention, and of appending, that cover pairs of features, the same in each run.
+"""Problems of attention, and of appending, that cover features, or pairs, the same in each run.
 
 A fault of two features shows where a call has both. A problem that is drawn has a part of what an
 implementation claims, so that rare pairs meet in none of a law's problems. Here each pair of kinds
@@ -30,6 +30,8 @@ Pair = frozenset[Level]
 """Two kinds, in no order."""
 MOST_LEVELS = 8
 """Most kinds of one problem: of many features, one hides what another shows."""
+FEW_LEVELS = 4
+"""Most kinds of a problem where each kind is covered, not each pair: more of them are refused."""
 THIRD = ("head_dims", "group_size", "caches", "causal")
 """Axes of a kind beside which a pair may be taken that is not taken by itself."""
 OF_HEADS, MOST_HEADS = ("head_dims", "group_size"), 2
@@ -47,14 +49,18 @@ SHOWING: dict[str, tuple[float, ...]] = {
     "chunk": (7, 2),
     "sink_tokens": (1, 4),
     "sm_scale": (0.25, 0.05),
+    "output_scale": (0.25,),
 }
 """Values that show beside other features, where they may be drawn: a window of no other key, or
-one wider than all requests, shows none of them, nor does a softmax with a single weight."""
+one wider than all requests, shows none of them, nor does a softmax with a single weight, and a
+scale of 1 is no scale."""
+KV_HEADS, FEW_QUERY_HEADS = 2, 16
+"""KV heads of a problem, unless it had more query heads than these: scales are of each KV head."""
 LARGEST_PAGE = 8
 """Most keys of a page: each request fills some, one of which may be the cache's last."""
 KEYS = (80, 40, 20, 10)
 """Keys of the longest request: the first number that is within ``DEARER``."""
-DEARER, DEAREST = 1, 4
+DEARER, DEAREST = 4, 8
 """Work of these problems, as a multiple of the most work of one that is drawn: most of requests
 that could be shorter, and most of all, beyond which heads are too dear."""
 TOKENS = 6
@@ -87,6 +93,31 @@ def pairs_of_features(axes: Axes, taken: Taken) -> list[AttentionProblem]:
             rows.used.update(covered)
         # The first pair was taken with the values before: refused now, it is left out.
         missing = {each: v for each, v in missing.items() if each != pair and not each <= covered}
+    return found
+
+
+def kinds_of_features(axes: Axes, taken: Taken) -> list[AttentionProblem]:
+    """Return a few problems that cover each kind that an implementation takes.
+
+    Args:
+        axes: what may be drawn.
+        taken: asks the implementation, and its known failures.
+    """
+    if given(axes.values):
+        return []
+    rows, found = _Rows(axes.restricted()[0], taken), list[AttentionProblem]()
+    missing = [*rows.values]
+    while missing:
+        row = missing[:1]
+        for level in missing:
+            if len(row) < FEW_LEVELS and level[0] not in {name for name, _ in row}:
+                row.append(level)
+        problem = rows.longest(tuple(row), 1, len(found))
+        covered = rows.kinds_of(problem) if problem else set[Level]()
+        if problem and covered & {*missing}:
+            found.append(problem)
+            rows.used.update(covered)
+        missing = [each for each in missing[1:] if each not in covered]
     return found
 
 
@@ -250,6 +281,9 @@ def _problem(axes: Axes, chosen: Mapping[str, Any], number: int) -> AttentionPro
     if any(chosen.get(name) for name in OF_WINDOWS) and "window_left" not in chosen:
         windows = axes.values.get("window_left", ())
         chosen = {**chosen, "window_left": next((each for each in windows if each > 0), -1)}
+    several = KV_HEADS * chosen.get("group_size", plain["group_size"]) <= FEW_QUERY_HEADS
+    if several and KV_HEADS in axes.values.get("num_kv_heads", ()):
+        plain["num_kv_heads"] = KV_HEADS
     problem = replace(attention_example(axes.operation, {**plain, **chosen}), seed=number)
     for keys in KEYS:
         found = _with_lengths(axes, problem, keys, number)

@@ -51,7 +51,7 @@ from .room import judged_with_room
 
 ERRORS_LEFT = 3
 COST_CALLS = 5
-COST_SECONDS = 2.0
+COST_SECONDS = 0.8
 DEFINITION = re.compile(r"\s*(?:async\s+)?def\s")
 
 Kind = TypeVar("Kind", bound=Subject)

@@ -238,7 +238,7 @@ class Begun(Progress):
         self.laws.append(law)
 
 
-def test_a_run_for_one_finding_has_a_few_problems_of_each_law_first() -> None:
+def test_a_run_for_one_finding_has_each_feature_and_then_a_few_problems_of_each_law() -> None:
     progress, laws = Begun(), ("parity", "batch_independence")
     plan = Plan(
         ["kernelproof.properties.seeded.honest:float32"],
@@ -250,4 +250,4 @@ def test_a_run_for_one_finding_has_a_few_problems_of_each_law_first() -> None:
     )
     (report,) = Run(plan, progress).execute().implementations
     assert not report.error
-    assert progress.laws == [*laws, *laws]
+    assert progress.laws == ["parity", *laws, *laws]

@@ -9,7 +9,7 @@ import pytest
 
 from kernelproof.properties.space.axes import all_axes
 from kernelproof.properties.space.axis_values import Axes
-from kernelproof.properties.space.pairs import pairs_of_features
+from kernelproof.properties.space.pairs import kinds_of_features, pairs_of_features
 from kernelproof.reference import AttentionProblem
 
 CLAIMED = {
@@ -28,7 +28,12 @@ CLAIMED = {
 @pytest.fixture(scope="module")
 def axes() -> Axes:
     off = {name: values[:1] for name, values in all_axes("paged_attention").items()}
-    some = {"phase": ("decode", "prefill", "chunk"), "causal": (False, True), "verify": (0,)}
+    some: dict[str, tuple[object, ...]] = {
+        "phase": ("decode", "prefill", "chunk"),
+        "causal": (False, True),
+        "verify": (0,),
+    }
+    some["num_kv_heads"] = (1, 2)
     values = {**off, **some, **CLAIMED}
     return Axes("paged_attention", values, 400_000, simplest={n: v[0] for n, v in values.items()})
 
@@ -71,6 +76,15 @@ def test_each_pair_of_claimed_kinds_meets(axes: Axes) -> None:
     assert len(found) <= 24
     assert all(_taken(each) and each.num_requests > 1 for each in found)
     assert found == pairs_of_features(axes, lambda problems: [_taken(each) for each in problems])
+
+
+def test_each_claimed_kind_is_in_one_of_a_few_problems(axes: Axes) -> None:
+    found = kinds_of_features(axes, lambda problems: [_taken(each) for each in problems])
+    met = {name for name, fact in FACTS.items() if any(map(fact, found))}
+    assert met == set(FACTS)
+    assert len(found) <= 6
+    assert all(_taken(each) and each.num_requests > 1 for each in found)
+    assert any(each.num_kv_heads > 1 for each in found)
 
 
 def test_nothing_is_covered_where_nothing_is_taken(axes: Axes) -> None:
