@@ -33,8 +33,6 @@ CLEARLY = 4.0
 """Bounds by which a fault moves most wrong elements at least."""
 MOST = 0.5
 """Share of the wrong elements that it moves so far."""
-MOST_FAULTS = 2
-"""Most faults that explain a finding alike and are named; of more, none is."""
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 SCALES = ("k_scale", "v_scale", "q_scale", "sm_scale")
 
@@ -71,12 +69,12 @@ def with_hint(
     bounded: Bounded,
     arithmetic: Arithmetic,
 ) -> Verdict:
-    """Return a numeric FAIL whose message names the fault that explains all wrong elements.
+    """Return a FAIL of numbers or NaN whose message names the fault that explains all of them.
 
     The arguments are those of ``with_rounding``; any other verdict is returned as it is.
     """
     attention = isinstance(inputs, AttentionOptions)
-    if verdict.kind != "numeric" or not attention or _work(inputs) > MOST_WORK:
+    if verdict.kind not in ("numeric", "nan") or not attention or _work(inputs) > MOST_WORK:
         return verdict
     out, lse = result
     nothing_wrong = torch.zeros_like(bounded.expected.lse, dtype=torch.bool)
@@ -90,14 +88,15 @@ def with_hint(
     judged = (rows.view(-1, 1, 1).expand_as(wrong[0]), rows.view(-1, 1).expand_as(wrong[1]))
     call = Call(inputs, result, bounded, wrong, judged, arithmetic)
     names = [name for name, made in _faults(call) if explains(call, made)]
-    return verdict.explained_by(names) if 1 <= len(names) <= MOST_FAULTS else verdict
+    return verdict.explained_by(names) if names else verdict
 
 
 def explains(call: Call, made: Callable[[], Bounded | None]) -> bool:
     """Whether a fault gives the answers of all requests that have a wrong element.
 
     It must move wrong elements by much more than the bound around the answer after it, or the bound
-    allows too much to say anything.
+    allows too much to say anything. A row that sees no key after the fault may hold NaN: it is 0
+    divided by 0.
     """
     try:
         after = made()
@@ -106,11 +105,13 @@ def explains(call: Call, made: Callable[[], Bounded | None]) -> bool:
     if after is None:
         return False
     fits, clearly = True, []
+    no_key = after.expected.lse.isneginf()
     for number, got in enumerate(call.result):
         if got is None:
             continue
         expected, bound = after.expected[number], after.bound[number]
-        fits &= bool((_within(got, expected, bound) | ~call.judged[number]).all())
+        divided = got.isnan() & (no_key.unsqueeze(-1) if got.dim() > no_key.dim() else no_key)
+        fits &= bool((_within(got, expected, bound) | divided | ~call.judged[number]).all())
         moved = (expected - call.bounded.expected[number]).abs() > CLEARLY * bound
         clearly.append(moved[call.wrong[number]])
     return fits and bool(torch.cat(clearly).double().mean() >= MOST)
@@ -262,6 +263,11 @@ def _of_keys(call: Call) -> Iterator[Made]:
             yield f"{name} keeps one key too many", partial(call.asked, **{name: size + 1})
         if size > 0:
             yield f"{name} keeps one key too few", partial(call.asked, **{name: size - 1})
+    if inputs.window_left == 0:
+        yield (
+            "window_left keeps one key too few",
+            lambda: _masked(call, lambda at, key, _: key > at),
+        )
     if inputs.causal is True and inputs.window_right < 0:
         behind = {"causal": False, "window_right": 1}
         yield (
@@ -284,8 +290,11 @@ def _of_keys(call: Call) -> Iterator[Made]:
         yield f"the last tile of {tile} keys is left out", partial(_without_last_tile, call, tile)
 
 
-def _without_last_tile(call: Call, tile: int) -> Bounded:
-    return _masked(call, lambda _, key, keys: key < (keys - 1) // tile * tile)
+def _without_last_tile(call: Call, tile: int) -> Bounded | None:
+    """Return the answer without the last tile; None where that was all that rows see."""
+    after = _masked(call, lambda _, key, keys: key < (keys - 1) // tile * tile)
+    nothing_left = after.expected.lse.isneginf() | ~call.judged[1]
+    return None if bool(nothing_left.all()) else after
 
 
 def _masked(call: Call, sees: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]) -> Bounded:

@@ -27,6 +27,8 @@ FAIL_KINDS = (
     "host_sync",
 )
 
+MOST_FAULTS = 2
+"""Most faults that explain a finding alike and are named; of more, none is."""
 EXACTLY = "exactly"
 """The bound of an element of which every bit counts."""
 
@@ -61,7 +63,8 @@ class Verdict:
         at_call: number of calls made when a FAIL was found.
         interpreted: Triton's interpreter ran kernels of it, on a CPU.
         printed: the end of what the process of a finding printed in that case.
-        faults: the classic faults, in words, each of which explains a FAIL; the message names them.
+        faults: the classic faults, in words, each of which explains a FAIL; the message names them
+            where they are few.
         kernels: what ran of the Triton kernels in each file, see ``kernel_lines``.
     """
 
@@ -116,7 +119,8 @@ class Verdict:
 
 
 def _named(faults: Sequence[str]) -> str:
-    return f"; one fault explains all wrong elements: {', or '.join(faults)}" if faults else ""
+    named = 1 <= len(faults) <= MOST_FAULTS
+    return f"; one fault explains all wrong elements: {', or '.join(faults)}" if named else ""
 
 
 PASS = Verdict("PASS")

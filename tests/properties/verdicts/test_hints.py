@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -180,6 +181,8 @@ def swapped(inputs: Any, out: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Te
         (cut, replace(PAGED, dtype="bfloat16"), "out is truncated, not rounded, to 16 bits"),
         (lambda inputs, *_: attend(replace(inputs, sm_scale=1.0)), PAGED,
          "sm_scale is not applied"),
+        (lambda _, out, lse: (out * math.nan, lse - math.inf), replace(PAGED, window_left=0),
+         f"window_left keeps one key too few, or {ONE_KEY}"),
     ],
 )  # fmt: skip
 def test_faults_of_an_answer_are_named(change: Any, problem: AttentionProblem, hint: str) -> None:  # noqa: ANN401
