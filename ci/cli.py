@@ -187,13 +187,18 @@ def check(
         from .check.watching import watch_files
 
         return watch_files(implementations, click.get_current_context().find_root().obj)
-    from .check.repeated import seems_repeated
+    from .check.repeated import repeat, repeatable
 
-    if not seems_repeated({**given, "implementations": implementations, "operation": operation}):
-        _preload(given)
+    given = {**given, "implementations": implementations, "operation": operation}
+    command = _command()
+    check_again = repeatable(given, command)
+    if check_again is not None and (answer := check_again.answer()) is not None:
+        repeat(answer, given["outputs"])
+        return CONFORMING
+    _preload(given)
     from .check.checking import Request, examine
 
-    return examine(Request(implementations, operation=operation, **given, command=_command()))
+    return examine(Request(**given, command=command, repeatable=check_again))
 
 
 @cli.command(
@@ -415,6 +420,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _say_it_in_any_encoding()
     # Hypothesis keeps what it learns of the source in the current folder otherwise.
     os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(FOLDER.parent / "hypothesis"))
+    # Kernelproof draws with nothing that is plugged into Hypothesis, and some of it imports pytest.
+    os.environ.setdefault("HYPOTHESIS_NO_PLUGINS", "1")
     try:
         words = sys.argv[1:] if arguments is None else list(arguments)
         code = cli.main(words, prog_name="kernelproof", standalone_mode=False, obj=words)
@@ -446,8 +453,6 @@ def _say_it_in_any_encoding() -> None:
 
 def _preload(given: Mapping[str, Any]) -> None:
     """Have workers begin to import torch before this process does: each needs its own seconds."""
-    # Kernelproof draws with nothing that is plugged into Hypothesis, and some of it imports pytest.
-    os.environ.setdefault("HYPOTHESIS_NO_PLUGINS", "1")
     if given["ray"] is None:
         from ..properties.worker.pools import preload
 

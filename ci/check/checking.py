@@ -6,11 +6,12 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -25,7 +26,7 @@ from ...properties.findings.cases import CaseWriter
 from ...properties.findings.corpus import Case, failed_before
 from ...properties.findings.expectations import read_expectations
 from ...properties.findings.ledger import Ledger, LedgerError
-from ...properties.findings.report import SUITE_FAILED, RunReport
+from ...properties.findings.report import SUITE_FAILED, Milestones, RunReport
 from ...properties.isolation.sanitizer import SanitizerMissingError
 from ...properties.isolation.sanitizer import command as sanitizer_command
 from ...properties.laws import laws_of
@@ -34,7 +35,7 @@ from ...properties.search.engine import Run
 from ...properties.search.examples import VARIABLE, ExamplesError, open_examples, shared_examples
 from ...properties.search.plan import Plan
 from ...properties.space.profiles import GATE_SHARE, MINUTES, PROFILES, Cost, asked_for
-from ..console.errors import MachineError, UsageRefusedError
+from ..console.errors import CONFORMING, MachineError, UsageRefusedError
 from ..console.evidence_file import as_evidence
 from ..console.live import in_one_log
 from ..console.outputs import Outputs
@@ -46,12 +47,15 @@ from ..fleet.command import fleet_at, fleet_to_json, print_chips
 from ..fleet.fleet import Fleet
 from ..reports.annotations import annotation_lines
 from ..reports.json_report import to_json
+from ..reports.outline import filled
 from ..reports.progress import watch
-from ..reports.run_outline import print_summary, to_junit
+from ..reports.run_outline import outline_of, print_summary, to_junit
 from ..reports.sarif import to_sarif
 from ..reports.summary import Summary, summarise
+from .repeated import Repeatable
 from .required_claims import FLAG, RequiredClaims, read_claims
 from .resuming import KeptLaws, kept_laws
+from .reusing import passed_next
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,7 @@ class Request:
     annotations: bool = False
     reuse: bool = False
     failed_first: bool = False
+    repeatable: Repeatable | None = None
     called: bool = False
     """Whether a program asks, which gets the summary instead of a print, and keeps its signals."""
 
@@ -117,7 +122,8 @@ def judge(request: Request) -> Summary:
             writer = CaseWriter(
                 request.cases, request.operation, ledger, without_rules=plan.without_rules
             )
-            run = opened.enter_context(_started(request, plan))
+            summarised = partial(_summarise, request, ledger=ledger, required=required)
+            run = opened.enter_context(_started(request, plan, summarised))
             run.report.broken = request.broken
         except (UsageRefusedError, MachineError) as error:
             target: dict[str, object] = {"device": request.device}
@@ -126,15 +132,14 @@ def judge(request: Request) -> Summary:
             with suppress(UsageRefusedError):  # the first error is the one to tell
                 _write_outputs(request, replace(ended, code=error.exit_code))
             raise
-        return _carry_out(request, run, writer, ledger, required)
+        return _carry_out(request, run, writer, summarised)
 
 
 def _carry_out(
     request: Request,
     run: Run | Fleet,
     writer: CaseWriter,
-    ledger: Ledger,
-    required: RequiredClaims | None,
+    summarised: Callable[..., Summary],
 ) -> Summary:
     started = time.monotonic()
     ended = interrupted_once if request.called else ended_by_signals
@@ -149,12 +154,8 @@ def _carry_out(
                 run.report.failure = why.splitlines()[0]
                 run.report.seconds = time.monotonic() - started
         writer.write_all(run.report)
-        summary = _summarise(request, run.report, ledger, required, failure=run.report.failure)
-        more: dict[str, Any] = {}
-        if isinstance(run, Fleet):
-            more = fleet_to_json(
-                run, partial(_summarise, request, ledger=ledger, required=required)
-            )
+        summary = summarised(run.report, failure=run.report.failure)
+        more = fleet_to_json(run, summarised) if isinstance(run, Fleet) else {}
         try:
             _write_outputs(request, summary, writer.failed, more)
         finally:
@@ -172,7 +173,9 @@ def _carry_out(
 
 
 @contextmanager
-def _started(request: Request, plan: Plan) -> Iterator[Run | Fleet]:
+def _started(
+    request: Request, plan: Plan, summarised: Callable[..., Summary]
+) -> Iterator[Run | Fleet]:
     """Yield a run that is ready to begin, on this machine or on a cluster."""
     if request.ray is not None:
         with fleet_at(request.ray, plan, request.cases, resume=request.resume) as fleet:
@@ -187,6 +190,31 @@ def _started(request: Request, plan: Plan) -> Iterator[Run | Fleet]:
         if not (request.gate or request.resume):  # what the run before has read is not known
             kept.pass_on(request.cases, plan, run)
         kept.end(run.report.ended or run.report.lost or run.report.failure)
+    if request.repeatable is not None:
+        _keep_repeated(request, request.repeatable, plan, run.report, summarised)
+
+
+def _keep_repeated(
+    request: Request,
+    repeatable: Repeatable,
+    plan: Plan,
+    report: RunReport,
+    summarised: Callable[..., Summary],
+) -> None:
+    """Keep what the next such check says, if it asks nothing."""
+    passed = passed_next(request.cases, plan)
+    if len(passed.whole) < len(plan.implementations):
+        return
+    known, milestones = [*passed.whole.values()], Milestones(report.milestones.started)
+    again = replace(report, implementations=known, seconds=0.0, respawns=0, milestones=milestones)
+    if (summary := summarised(again)).code == CONFORMING:
+        repeatable.keep(
+            passed.read,
+            summary.date,
+            filled(outline_of(summary, whole=request.verbose)),
+            annotation_lines(summary) if request.annotations else (),
+            {flag: _contents(summary)[flag]() for flag in request.outputs.paths},
+        )
 
 
 def _plan(request: Request, ledger: Ledger) -> Plan:
@@ -349,15 +377,20 @@ def _laws_by_operation(request: Request) -> dict[str, int]:
 def _write_outputs(
     request: Request, summary: Summary, unwritten: str = "", more: Mapping[str, Any] | None = None
 ) -> None:
+    request.outputs.write(_contents(summary, more or {}), [unwritten])
+
+
+def _contents(
+    summary: Summary, more: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Callable[[], Any]]:
+    """Return what makes the content of each file to write, by the option that names it."""
     # Imported here: the first problem need not wait for templates.
     from ..reports.html_report import to_html
 
-    more = more or {}
-    contents = {
+    return {
         "--json": lambda: {**to_json(summary), **more},
         "--evidence": lambda: as_evidence({**to_json(summary), **more}),
         "--junit": lambda: to_junit(summary),
         "--html": lambda: to_html(summary),
         "--sarif": lambda: to_sarif(summary),
     }
-    request.outputs.write(contents, [unwritten])

@@ -2,164 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
-import os
-import platform
-import sys
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from ...impl.registry import resolve_name
-from ...impl.targets.unpacked import folders
 from ...properties.findings.report import ImplementationReport, LawReport
-from ...properties.isolation.reads import PROGRAM, Read
 from ...properties.search.engine import Run
 from ...properties.search.plan import Plan
 from ...properties.space.profiles import Cost
-from ..answers.identity import (
-    digest_of,
-    files_of_module,
-    journal_path,
-    own_code,
-)
+from ..answers.identity import journal_path, machine_identity, plan_identity
 from ..answers.journal import Journal, JournalError
 from ..answers.records import from_data, to_data
+from ..answers.surroundings import as_before, fingerprints, surroundings
 from ..console.errors import MachineError
 from ..reports.summary import state
-from .repeated import PASSED
+from .repeated import drop_oldest
 
+PASSED = "passed-"
+"""Beginning of the names of files that hold what passed in a check."""
 COSTS = {"costs": ""}
 """The question of which cost classes implementations have: what is drawn depends on it."""
-MOST_CHECKS = 20
-"""Most checks of which a folder of cases keeps what passed; the oldest go first."""
-LARGEST_READ = 4 << 20
-"""Bytes of a file above which its size and time stand for its content."""
-NO_PART = (
-    "_", "COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR", "OLDPWD", "PYTEST_CURRENT_TEST", "PWD",
-    "SHLVL", "BUILDKITE", "GITHUB_", "RUNNER_", "SSH_", "TERM", "TMUX", "WINDOWID", "XDG_",
-)  # fmt: skip
-"""Environment variables, or beginnings of them, that change between two equal checks; the first
-stands for itself."""
 
 
 def passed_path(cases: Path, plan: Plan) -> Path:
     """Return the path of what passed in the last check that was asked for the same."""
     return cases / journal_path(cases, plan).name.replace("journal-", PASSED)
-
-
-def surroundings(plan: Plan) -> dict[str, Any]:
-    """Return what results depend on beside the identity that a resumed run has."""
-    return {
-        "all of kernelproof": own_code(("reference", "impl", "properties", "fixtures", "ci")),
-        "folder": str(Path.cwd()),
-        "limits": [plan.jobs, repr(plan.seconds)],
-        "interpreter": [sys.version, sys.prefix],
-        "packages": digest_of(name.encode() for name in _distributions()),
-        "environment": digest_of(f"{k}={v}\0".encode() for k, v in sorted(_environment().items())),
-        "processor": _first_line(Path("/proc/cpuinfo"), "model name") or platform.processor(),
-        "driver": _first_line(Path("/proc/driver/nvidia/version")),
-        "engines": {str(each): _stamps(each) for each in folders()},
-    }
-
-
-def _distributions() -> list[str]:
-    """Return the names of what is installed, with the versions."""
-    folders = sorted({Path(each or ".") for each in sys.path})
-    return [
-        each.name
-        for folder in folders
-        if folder.is_dir()
-        for each in sorted(folder.iterdir())
-        if each.suffix in (".dist-info", ".egg-info")
-    ]
-
-
-def _environment() -> dict[str, str]:
-    own, *others = NO_PART
-    return {k: v for k, v in os.environ.items() if k != own and not k.startswith((*others,))}
-
-
-def _first_line(file: Path, begin: str = "") -> str:
-    with suppress(OSError, UnicodeDecodeError):
-        lines = file.read_text(encoding="utf-8").splitlines()
-        return next((line for line in lines if line.startswith(begin)), "")
-    return ""
-
-
-def _stamps(folder: Path) -> str:
-    """Return a fingerprint of a folder's files by their sizes and times: engines are large."""
-    found = []
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with suppress(OSError):
-                state = Path(place, name).stat()
-                found.append(f"{place} {name} {state.st_size} {state.st_mtime_ns}")
-    return digest_of(each.encode() for each in sorted(found))
-
-
-def fingerprints(read: Iterable[Read], since: float = 0.0) -> dict[str, str] | None:
-    """Return what was read as it is now; None where that is not known.
-
-    Args:
-        read: what processes have read.
-        since: time in seconds since the epoch; what was changed after it, but not by these
-            processes, is not what they read.
-    """
-    seen = set(read)
-    written = {each.name for each in seen if each.kind == "written"}
-    found: dict[str, str] = {}
-    for kind, name in seen:
-        if kind == PROGRAM:
-            return None
-        if kind == "module":
-            found[f"module {name}"] = _place_of(name)
-        elif kind == "file":
-            file = _source_of(name)
-            if since and name not in written and _changed(file, since):
-                return None
-            found[f"file {file}"] = _content(file)
-    return found
-
-
-def _as_before(known: Mapping[str, str]) -> bool:
-    read = (Read(*each.split(" ", 1)) for each in known)
-    return fingerprints(read) == known
-
-
-def _source_of(name: str) -> str:
-    """Return the source of a compiled file of Python, any other file itself."""
-    with suppress(ValueError):
-        source = importlib.util.source_from_cache(name)
-        if Path(source).is_file():
-            return source
-    return name
-
-
-def _place_of(module: str) -> str:
-    """Return where a module is found by its name: another file of that name may come first."""
-    return next((str(each) for each in files_of_module(module)), "")
-
-
-def _changed(file: str, since: float) -> bool:
-    with suppress(OSError):
-        state = Path(file).stat()
-        return max(state.st_mtime, state.st_ctime) >= since and not Path(file).is_dir()
-    return False
-
-
-def _content(file: str) -> str:
-    """Return a fingerprint of a file; empty where there is none."""
-    with suppress(OSError):
-        state = Path(file).stat()
-        if state.st_size > LARGEST_READ:
-            return f"{state.st_size} bytes of {state.st_mtime_ns}"
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
-    return ""
 
 
 @dataclass(frozen=True)
@@ -179,6 +49,12 @@ class Passed:
     dates: Mapping[str, str] = field(default_factory=dict)
     answers: Journal = field(default_factory=lambda: Journal(None))
     around: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def read(self) -> dict[str, str]:
+        """Fingerprints of what the implementations have read that are not asked about again."""
+        known = (self.answers.recall(_read_by(report), dict) for report in self.whole.values())
+        return {what: how for each in known if each for what, how in each["read"].items()}
 
     def recall(self, reference: str, question: Mapping[str, Any]) -> LawReport | None:
         """Return what a law found of an implementation, if it passed."""
@@ -220,7 +96,7 @@ def passed_before(cases: Path, plan: Plan, identity: Mapping[str, Any], *, reuse
         identity: what the results of the plan depend on here.
         reuse: whether what passed is asked for.
     """
-    path, around = passed_path(cases, plan), surroundings(plan)
+    path, around = passed_path(cases, plan), surroundings(plan.jobs, plan.seconds)
     if not (reuse and can_be_reused(plan) and path.exists()):
         return Passed(around=around)
     try:
@@ -237,7 +113,7 @@ def _equal(plan: Plan, answers: Journal, around: Mapping[str, Any]) -> Passed:
     for name in plan.implementations:
         blank = ImplementationReport(name, resolve_name(name))
         about = answers.recall(_read_by(blank), dict)
-        if about is None or not _as_before(about["read"]):
+        if about is None or not as_before(about["read"]):
             continue
         dates[blank.reference] = about["date"]
         report: ImplementationReport | None = answers.recall(_whole(blank), from_data)
@@ -245,6 +121,12 @@ def _equal(plan: Plan, answers: Journal, around: Mapping[str, Any]) -> Passed:
             laws = [replace(law, reused=law.reused or about["date"]) for law in report.laws]
             whole[name] = replace(report, laws=laws)
     return Passed(whole, answers.recall(COSTS, from_data) or {}, dates, answers, around)
+
+
+def passed_next(cases: Path, plan: Plan) -> Passed:
+    """Return what the next equal check takes, if nothing changes until then."""
+    identity = {**plan_identity(plan), **machine_identity(plan.device)}
+    return passed_before(cases, plan, identity, reuse=True)
 
 
 def keep_passed(
@@ -269,6 +151,4 @@ def keep_passed(
                 journal.keep(_whole(report), to_data(report))
     journal.require("surroundings", around)
     journal.move(passed_path(cases, plan))
-    kept = sorted(cases.glob(f"{PASSED}*.jsonl"), key=lambda file: file.stat().st_mtime)
-    for file in kept[:-MOST_CHECKS]:
-        file.unlink(missing_ok=True)
+    drop_oldest(cases, PASSED)

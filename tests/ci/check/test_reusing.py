@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from kernelproof.ci.answers.identity import machine_identity, plan_identity
+from kernelproof.ci.answers.surroundings import fingerprints
 from kernelproof.ci.check.resuming import kept_laws
-from kernelproof.ci.check.reusing import fingerprints, passed_before, passed_path
+from kernelproof.ci.check.reusing import passed_before, passed_path
 from kernelproof.ci.cli import main
 from kernelproof.impl import Target
 from kernelproof.properties.findings.corpus import failed_before
@@ -143,7 +144,7 @@ def test_what_changed_is_asked_again(
     if changed == "environment":
         monkeypatch.setenv("MY_KERNEL_TILE", "64")
     if changed == "kernelproof":
-        monkeypatch.setattr("kernelproof.ci.check.reusing.own_code", lambda _: "another")
+        monkeypatch.setattr("kernelproof.ci.answers.surroundings.own_code", lambda _: "another")
     plan = replace(plan, **PLANS.get(changed, {}))
     file = folder / FILES.get(changed, ("other.txt", ""))[0]
     before = file.read_text() if file.exists() else None
