@@ -11,7 +11,7 @@ from ..reference import (
     RouteProblem,
     SlotsProblem,
 )
-from ..reference.formats.cache_elements import CACHE_FEATURES, SCALE_LAYOUTS
+from ..reference.formats.cache_elements import SCALE_LAYOUTS
 from ..reference.moe.weights import WEIGHT_FORMATS
 from ..reference.problems.cache_names import layout_of
 from ..reference.tensors.slots import PAGES
@@ -91,140 +91,133 @@ UNDEFINED = "undefined_without_keys"
 """Feature of attention that promises nothing of rows which see no key."""
 INTERPRETED = "interpreted"
 """What laws may need where Triton's interpreter runs the kernels; no feature to declare."""
-FEATURES = (
-    "custom_mask",
-    "per_head_scales",
-    *CACHE_FEATURES,
-    "fp8_q",
-    "mla",
-    "different_kv_strides",
-    "window_right",
-    "tree",
-    "alibi",
-    "causal_by_request",
-    "output_scale",
-    "mask_by_head",
-    *MASKS,
-    "kv_views",
-    "strided_channels",
-    "output_divisor",
-    "two_sided_window",
-    "spans_in_window",
-    *STATES.values(),
-    CONTEXT,
-    LSE_VIEWS,
-    INF_MARKS,
-    *ROUTE_FEATURES,
-    *ROUTE_VALUES,
-    *MOE_FEATURES,
-    FAR_SLOTS,
-    "nondeterministic",
-    "phases",
-    "no_host_sync",
-    "large_weights",
-    "large_tensors",
-    "large_caches",
-    "large_rows",
-    "large_workspaces",
-    "guarded_sums",
-    "host_bounds",
-    "slot_mapping",
-    "batch_invariant",
-    "unread_hidden_keys",
-    "padded_rows",
-    "unread_padding",
-    "nan_codes",
-    ALGEBRA,
-    APPENDS,
-    ROUTES,
-    UNDEFINED,
-)
-"""What an implementation may opt into. Those before ``nondeterministic`` are drawn only where
-named: quantised caches come with ``inputs.kv_format``, which says what they hold, and
-``inputs.kv_cache_sf``, which ``per_token_head_kv`` has for each token and head (append_paged_kv
-writes and returns them), FP8 queries with
-``inputs.q_scale``; ``int4_kv`` has zero points in the lowest bits of these scales, and
-``zero_point_kv`` has them beside the scales, in the model's dtype; ``fp8_kv`` and
-``fp8_q`` of ragged_attention are FP8 ``inputs.k``, ``inputs.v`` and ``inputs.q``; ``fp8_ds_mla``
-and ``nvfp4_ds_mla``, which need ``mla`` too, are records of bytes, and ``inputs.v_cache`` is
-``inputs.k_cache``; ``mla`` is multi-head latent attention: there is one key-value head, and
-``inputs.v_cache`` is a view of the first channels of ``inputs.k_cache``; ``different_kv_strides``:
-K and V lie by themselves, in rows and pages of strides of their own; ``kv_views``: they are views
-of one allocation, in one row, interleaved by page, slot or head, or between the pages of other
-layers, and axes of size 1 have any stride; ``strided_channels``: channels have a stride of 2;
-``window_right``: an
-``inputs.window_right``; ``two_sided_window``: one that is ``inputs.window_left``;
-``spans_in_window``: besides ``image_spans``, an ``inputs.spans_in_window``;
-``alibi``: ``inputs.alibi_slopes``; ``output_scale``: an
-``inputs.output_scale``, with outputs in FP8, of merges too; ``output_divisor``: an
-``inputs.output_divisor`` of outputs of any dtype;
-``causal_by_request``: ``inputs.causal`` is a tensor;
-``tree``: the query tokens of a request are a draft tree, which ``inputs.tree_mask`` describes, and
-``inputs.custom_mask`` with all keys; ``mask_by_head``: besides ``custom_mask``, one of each
-key-value head, [kv_heads, sum of T_i * S_i]; ``image_spans``: ``inputs.spans``;
-``chunked_attention``: an ``inputs.attention_chunk_size``; ``dilated_window``: an
-``inputs.window_dilation``; ``sink_tokens``: ``inputs.sink_tokens``; ``logits_bias``: an
-``inputs.logits_bias``; ``alibi_sqrt``: besides ``alibi``, an ``inputs.alibi_function`` of
-``"sqrt"``. Of ``merge_state``: ``padded_states`` are outs in wider rows,
-``different_state_strides`` give ``inputs.states``, each with strides of its own, and
-``context_tokens`` is ``inputs.context_tokens``; ``lse_views``: lses are views of [states, heads,
-tokens], or of wider rows; ``inf_marks_empty``: an lse of inf, too, is that of a state of no keys,
-as FlashAttention 2 gives it. Of ``route``: ``renormalise_floor`` is an ``inputs.renormalise_floor``
-other than 1e-20, ``expert_scales`` and ``best_of_each_group`` are inputs of these names;
-``joint_shared_experts``: an ``inputs.shared_experts``, mostly with a ``renormalise_floor`` of 0;
-``hash_routing``: ``inputs.expert_table`` and ``inputs.input_ids``; ``sparsemixer``: an
-``inputs.method`` of that name, and ``inputs.jitter``; ``bf16_bias`` is an ``inputs.bias`` in
-bfloat16, and ``group_score`` an ``inputs.group_score`` other than what the method and the bias say.
-Of ``moe``: ``expert_parallel`` is an offset, ids of other ranks, and -1; ``fp8_weights``,
-``nvfp4_weights``, ``mxfp4_weights``, ``int8_weights``, ``mxfp8_weights`` and ``int4_weights`` give
-a QuantizedMatrix for weights, and ``quantized_hidden`` for hidden states too; ``swiglu_parameters``
-are alpha, beta and limit other than the activation's own, all or some of them, numbers or tensors;
-``ue8m0_scales`` are FP8 blocks with e8m0 scales, ``int4_zero_points`` come with its
-``zero_points``, and ``nvfp4_gate_up_scales`` are global scales [experts, 2] of w13;
-``swiglu_step``, ``situ`` and ``geglu1`` are the activations of these names; ``output_norm`` is an
-``inputs.output_norm_eps`` and, in part, an ``inputs.output_norm_gain``; ``routed_scaling_factor``
-is one other than 1; ``shared_gate`` is one of the shared experts, which ``shared_experts`` gives;
-``one_product``: there is no second product, and ``inputs.w2`` is empty; ``identity_experts`` is an
-``inputs.identity_experts``; ``padded_widths``: the weights' tensors, and it may be the hidden
-states', are wider than ``inputs.hidden_size`` and ``inputs.inter_size``, with zeros behind these,
-and the result has ``hidden_size`` channels. Of ``map_slots`` and ``prepare_batch``:
-``far_slots`` are page ids whose slots do not fit into int32.
-
-``nondeterministic`` says that repeated calls may differ within the bound (atomics), so that they
-are not compared bitwise. ``phases`` and ``no_host_sync`` are of build_metadata: that the result has
-``decodes`` and ``prefills``, each with ``cum_seq_lens_q`` and ``cum_pages_kv`` besides, and that a
-call never waits for the GPU: as the host cannot know how many pages there are, its
-``paged_kv_indices`` may then be longer than ``paged_kv_indptr[-1]``. ``large_weights`` is of moe: a
-call reads nothing of experts that no token goes to, so that weights may be larger than memory;
-``large_tensors`` is of attention and append_paged_kv: no offset of a page or a row is of 32 bits,
-and nothing but the batch's own pages and rows is read, or slots of new tokens written;
-``large_caches`` promises as much of pages only, and ``large_rows`` that no offset of a row is of 32
-bits: a token's, a state's, that of a request in a block table; ``large_workspaces`` promises it of
-the rows of ``impl.gpu.workspaces``. ``guarded_sums`` is of route: weights are finite where scores
-add up to nothing and there is no floor. ``lse_views`` is of attention
-that writes out, too: ``inputs.lse`` is such a view. ``padded_rows`` is of attention: queries, block
-tables, and the keys and values of ragged_attention have rows behind those that ``qo_indptr`` and
-``kv_indptr`` name, which are not read; out and lse have as many as the queries. ``host_bounds`` is
-of attention: ``inputs.max_q_len`` and ``inputs.max_kv_len`` are read, so that they are made larger
-than the truth. ``slot_mapping`` is of append_paged_kv: slots are taken from
-``inputs.slot_mapping``, where -1 stands at tokens that are not written. ``batch_invariant`` is of
-attention: the promise that a request has the same bits alone and in any batch, and
-``unread_hidden_keys`` that what no query of the call may see (behind every window, masked from all
-rows, past a length, in the tail of a page, their scales too) never changes the result, whatever
-bytes lie there, NaN included. ``unread_padding`` is of moe, and promises the same of what lies
-behind ``hidden_size`` and ``inter_size``. ``nan_codes`` promises that the codes of NaN in FP8
-caches, weights and block scales, of either sign, are read as NaN. ``float64_algebra`` promises of a
-Triton kernel that its answer is the operation's where each of its floats is computed in float64: no
-polynomial stands for an exponential, nothing is added to a denominator, and no factor of its is
-rounded on the host.
-
-Three are words for kernels whose calls have another contract. ``append_and_attend`` is of
-paged_attention: the call writes ``inputs.new_k`` and ``inputs.new_v``, [tokens, kv_heads,
-head_dim], into the slots of ``inputs.metadata.slot_mapping()``, which hold NaN before, and then
-attends; it writes nothing else into the caches. ``router_logits`` is of moe: the call takes
-``inputs.router_logits``, float32 [tokens, experts], and routes by the method ``renormalize``, with
-as many experts a token as ``inputs.topk_ids`` has columns; these ids and their weights are others.
-``undefined_without_keys`` is of attention: rows that see no key hold anything."""
+DRAWN = {
+    "custom_mask": "a mask of each query row and key, `inputs.custom_mask`",
+    "per_head_scales": "`inputs.k_scale` and `inputs.v_scale` are tensors, one for each head",
+    "fp8_kv": "FP8 caches, as `inputs.kv_format` says; of ragged_attention FP8 `k` and `v`",
+    "nvfp4_kv": "NVFP4 caches with block scales, `inputs.kv_cache_sf`",
+    "per_token_head_kv": "`inputs.kv_cache_sf` has a scale for each token and head of a quantised "
+    "cache; append_paged_kv writes and returns them",
+    "int4_kv": "INT4 caches with zero points in the lowest bits of their scales",
+    "zero_point_kv": "caches with zero points beside the scales, in the model's dtype",
+    "fp8_ds_mla": "with `mla`: records of bytes, and `inputs.v_cache` is `inputs.k_cache`",
+    "nvfp4_ds_mla": "with `mla`: records of bytes, and `inputs.v_cache` is `inputs.k_cache`",
+    "interleaved_v_scales": "with `nvfp4_kv`: V's block scales lie in trtllm-gen's order",
+    "fp8_q": "FP8 queries with `inputs.q_scale`",
+    "mla": "multi-head latent attention: one key-value head, and `inputs.v_cache` is a view of the "
+    "first channels of `inputs.k_cache`",
+    "different_kv_strides": "K and V have rows and pages of strides of their own",
+    "window_right": "`inputs.window_right`",
+    "tree": "a request's query tokens are a draft tree: `inputs.tree_mask`, and an "
+    "`inputs.custom_mask` with all keys",
+    "alibi": "`inputs.alibi_slopes`",
+    "causal_by_request": "`inputs.causal` is a tensor, one for each request",
+    "output_scale": "FP8 outputs with `inputs.output_scale`, of merges too",
+    "mask_by_head": "with `custom_mask`: one of each key-value head, [kv_heads, sum of T_i * S_i]",
+    "image_spans": "`inputs.spans`",
+    "chunked_attention": "`inputs.attention_chunk_size`",
+    "dilated_window": "`inputs.window_dilation`",
+    "sink_tokens": "`inputs.sink_tokens`",
+    "logits_bias": "`inputs.logits_bias`",
+    "alibi_sqrt": "with `alibi`: an `inputs.alibi_function` of `sqrt`",
+    "kv_views": "K and V are views of one allocation, in one row, interleaved by page, slot or "
+    "head, or between the pages of other layers; axes of size 1 have any stride",
+    "strided_channels": "K and V have channels with a stride of 2",
+    "output_divisor": "an `inputs.output_divisor` of outputs of any dtype",
+    "two_sided_window": "an `inputs.window_right` that is `inputs.window_left`",
+    "spans_in_window": "with `image_spans`: `inputs.spans_in_window`",
+    "padded_states": "merge_state: `inputs.outs` lies in wider rows",
+    "different_state_strides": "merge_state: `inputs.states`, each with strides of its own",
+    CONTEXT: "merge_state: a first state that not all tokens have, `inputs.context_tokens`",
+    LSE_VIEWS: "lses of merge_state, and an `inputs.lse` to write, are views of [states, heads, "
+    "tokens], or of wider rows",
+    INF_MARKS: "merge_state: an lse of inf, too, is that of a state of no keys, as "
+    "FlashAttention 2 gives it",
+    "renormalise_floor": "an `inputs.renormalise_floor` other than 1e-20",
+    "expert_scales": "`inputs.expert_scales`",
+    "best_of_each_group": "`inputs.best_of_each_group`",
+    "joint_shared_experts": "route: `inputs.shared_experts`, mostly with a floor of 0",
+    "hash_routing": "`inputs.expert_table` and `inputs.input_ids`",
+    "sparsemixer": "an `inputs.method` of that name, and `inputs.jitter`",
+    "bf16_bias": "an `inputs.bias` in bfloat16",
+    "group_score": "an `inputs.group_score` other than what the method and the bias say",
+    "moe_biases": "`inputs.w13_bias` and `inputs.w2_bias`",
+    "interleaved_w13": "the rows of gate and up alternate in `inputs.w13`",
+    "expert_parallel": "an offset of the first expert, ids of other ranks, and -1",
+    "weights_on_input": "the weights of routing scale the input, not the output",
+    "shared_experts": "moe: experts that all tokens go to",
+    "duplicate_ids": "a token may go to one expert twice",
+    "fp8_weights": "FP8 weights, a QuantizedMatrix",
+    "nvfp4_weights": "NVFP4 weights, a QuantizedMatrix",
+    "mxfp4_weights": "MXFP4 weights, a QuantizedMatrix",
+    "int8_weights": "INT8 weights, a QuantizedMatrix",
+    "ue8m0_scales": "with `fp8_weights`: blocks with e8m0 scales",
+    "mxfp8_weights": "MXFP8 weights, a QuantizedMatrix",
+    "int4_weights": "INT4 weights, a QuantizedMatrix",
+    "int4_zero_points": "with `int4_weights`: `zero_points`",
+    "nvfp4_gate_up_scales": "with `nvfp4_weights`: global scales [experts, 2] of `inputs.w13`",
+    "quantized_hidden": "hidden states are a QuantizedMatrix too",
+    "swiglu_parameters": "alpha, beta and limit other than the activation's own, all or some, "
+    "numbers or tensors",
+    "strided_hidden": "hidden states lie in wider rows",
+    "swiglu_step": "the activation of this name",
+    "situ": "the activation of this name",
+    "geglu1": "the activation of this name",
+    "output_norm": "`inputs.output_norm_eps` and, in part, `inputs.output_norm_gain`",
+    "routed_scaling_factor": "one other than 1",
+    "shared_gate": "with `shared_experts`: a gate of theirs",
+    "one_product": "there is no second product, and `inputs.w2` is empty",
+    "identity_experts": "`inputs.identity_experts`",
+    "padded_widths": "weights, and it may be hidden states, are wider than `inputs.hidden_size` "
+    "and `inputs.inter_size`, with zeros behind these; the result has `hidden_size` channels",
+    FAR_SLOTS: "map_slots and prepare_batch: page ids whose slots do not fit into int32",
+}
+"""Optional features by name, each with what a call has then; they are drawn only where named.
+Quantised caches come with ``inputs.kv_format`` and ``inputs.kv_cache_sf``."""
+PROMISED = {
+    "nondeterministic": "repeated calls may differ within the bound, as with atomics: they are not "
+    "compared bitwise",
+    "phases": "build_metadata: the result has `decodes` and `prefills`, each with "
+    "`cum_seq_lens_q` and `cum_pages_kv` besides",
+    "no_host_sync": "build_metadata: a call never waits for the GPU; as the host cannot know how "
+    "many pages there are, `paged_kv_indices` may be longer than `paged_kv_indptr[-1]`",
+    "large_weights": "moe: nothing is read of experts that no token goes to, so that weights may "
+    "be larger than memory",
+    "large_tensors": "attention and append_paged_kv: no offset of a page or a row is of 32 bits; "
+    "only the batch's own pages and rows are read, or slots of new tokens written",
+    "large_caches": "as `large_tensors`, of pages only",
+    "large_rows": "no offset of a row is of 32 bits: a token's, a state's, a request's in a block "
+    "table",
+    "large_workspaces": "the same of the rows of `impl.gpu.workspaces`",
+    "guarded_sums": "route: weights are finite where scores add up to nothing without a floor",
+    "host_bounds": "attention reads `inputs.max_q_len` and `inputs.max_kv_len`: they are made "
+    "larger than the truth",
+    "slot_mapping": "append_paged_kv takes slots from `inputs.slot_mapping`, where -1 stands at "
+    "tokens that are not written",
+    "batch_invariant": "attention: a request has the same bits alone and in any batch",
+    "unread_hidden_keys": "what no query of the call may see (behind every window, masked from all "
+    "rows, past a length, in the tail of a page, their scales too) never changes the result, "
+    "whatever bytes lie there, NaN included",
+    "padded_rows": "attention: queries, block tables, and `k` and `v` of ragged_attention have "
+    "rows behind those that `qo_indptr` and `kv_indptr` name, which are not read; out and lse have "
+    "as many as the queries",
+    "unread_padding": "moe: what lies behind `hidden_size` and `inter_size` never changes the "
+    "result",
+    "nan_codes": "codes of NaN in FP8 caches, weights and block scales, of either sign, are NaN",
+    ALGEBRA: "a Triton kernel's answer is the operation's where each of its floats is computed in "
+    "float64: no polynomial stands for an exponential, nothing is added to a denominator, no "
+    "factor is rounded on the host",
+    APPENDS: "paged_attention: the call writes `inputs.new_k` and `inputs.new_v`, [tokens, "
+    "kv_heads, head_dim], into the slots of `inputs.metadata.slot_mapping()`, which hold NaN "
+    "before, and then attends; it writes nothing else into the caches",
+    ROUTES: "moe: the call takes `inputs.router_logits`, float32 [tokens, experts], and routes by "
+    "the method `renormalize`, with as many experts a token as `inputs.topk_ids` has columns; "
+    "these ids and their weights are others",
+    UNDEFINED: "attention: rows that see no key hold anything",
+}
+"""What an implementation may say of its calls by a word in ``features``, and what it then says."""
+FEATURES = {**DRAWN, **PROMISED}
+"""What an implementation may opt into, by name, and what each means."""
 
 
 def drawn_features(problem: Problem) -> list[str]:

@@ -502,7 +502,8 @@ def implementation(
     unknown = sorted(set(features) - set(FEATURES))
     if unknown:
         meant = did_you_mean(str(unknown[0]), FEATURES)
-        message = f"features names {unknown}; {meant}known features: {', '.join(FEATURES)}"
+        page = "`kernelproof list --markdown fields.md` writes what each of them means"
+        message = f"features names {unknown}; {meant}{page}"
         raise ValueError(message)
 
     given["declared_provider"] = given.pop("provider")

@@ -9,6 +9,7 @@ from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from ... import reference
+from ...impl.features import DRAWN, PROMISED
 from ...properties.space.axes import FIELDS, all_axes
 from ...properties.space.real_values import OF_LAYERS, TABLE, layers_of, rows_of
 from ...reference.operations import OPERATIONS
@@ -18,7 +19,8 @@ HEAD = """\
 
 For whoever writes an adapter, reads a case or restricts a run with `--only FIELD=VALUE`. Each
 operation has two tables. A *problem* is one call as JSON: cases hold it, and `supports=` gets it.
-The *inputs* are the tensors and options that the kernel gets, under the oracle's own names.
+The *inputs* are the tensors and options that the kernel gets, under the oracle's own names. The
+last tables hold the words of `features=`.
 
 Values are those that problems are usually drawn with; `--only` takes any other that a problem may
 have. A field that has one value throughout an operation is left out. Written by
@@ -36,7 +38,17 @@ MOST_VALUES = 14
 
 def field_book() -> str:
     """Return the page as Markdown."""
-    return "\n".join([HEAD, *("\n".join(_section(name)) for name in OPERATIONS)])
+    sections = ["\n".join(_section(name)) for name in OPERATIONS]
+    return "\n".join([HEAD, *sections, *_features()])
+
+
+def _features() -> Iterator[str]:
+    """Yield the words that an implementation may name in ``features``."""
+    for heading, words in (("Features that are drawn only where named", DRAWN),
+                           ("Features that change or promise something", PROMISED)):  # fmt: skip
+        yield from (f"## {heading}", "", "| word | what it means |", "|---|---|")
+        yield from (_row(f"`{word}`", meaning) for word, meaning in words.items())
+        yield ""
 
 
 def _section(operation: str) -> list[str]:

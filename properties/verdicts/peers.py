@@ -111,6 +111,15 @@ def _to_route(inputs: MoEInputs) -> Taken:
     return Taken(given)
 
 
+def _first_changed(cache: torch.Tensor, before: torch.Tensor, layout: str) -> str:
+    """Return the first slot of a cache that holds something else than before; empty if none."""
+    differ = (cache != before) & ~(cache.isnan() & before.isnan())
+    if not differ.any():
+        return ""
+    page, *place = differ.nonzero()[0].tolist()
+    return f"slot {place[0 if layout == 'NHD' else 1]} of page {page}"
+
+
 def _to_append(inputs: PagedAttentionInputs) -> Taken:
     """Hand over the last keys and values as new ones; their slots in copies of the caches are NaN.
 
@@ -147,7 +156,12 @@ def _to_append(inputs: PagedAttentionInputs) -> Taken:
                 return fail("numeric", f"{message} ({int(missing.sum())} of {len(slots)} tokens)")
         if all(same_bits(copies[each], before[each]) for each in copies):
             return None
-        return fail("wrote_outside", "the call wrote into slots of the cache that are not new")
+        for name, cache in caches.items():
+            earlier = before[cache.untyped_storage().data_ptr()]
+            was = earlier.as_strided(cache.shape, cache.stride(), cache.storage_offset())
+            if slot := _first_changed(given[name], was, inputs.kv_layout):
+                return fail("wrote_outside", f"the call wrote into {slot} of {name}, no new one")
+        return fail("wrote_outside", "the call wrote between the slots of the caches")
 
     return Taken(replace(inputs, **given, new_k=new[0], new_v=new[1]), wrong)
 
