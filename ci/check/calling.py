@@ -21,6 +21,7 @@ from ...properties.isolation.supervisor import SCRATCH
 from ...properties.laws import find_law
 from ...properties.space.profiles import PROFILES
 from ..console.errors import CONFORMING, MachineError, UsageRefusedError
+from ..console.lines import note
 from ..console.outputs import Outputs
 from ..console.rendering import render
 from ..console.selection import check_implementations
@@ -32,15 +33,13 @@ from ..reports.json_report import to_json
 from ..reports.outline import filled, sized
 from ..reports.run_outline import outline_of, print_summary
 from ..reports.summary import WORDS, Summary, new_findings
-from .carrying import CarryError, reference_of, written
+from .carrying import CALLS, CarryError, reference_of, written
 from .checking import Request, judge
 
 USUAL: Operation = "paged_attention"
 """Operation of a plain function where none is named."""
 WRONG = ("Verdict", "Errors", "New findings", "Incomplete")
 """Headings of the parts of a report that say why it is not conforming."""
-CALLS = FOLDER.parent / "calls"
-"""Folder of the files that hold functions of notebooks, beside that of the cases."""
 CLAIMS = tuple(name for name in inspect.signature(implementation).parameters if name != "operation")
 """Options of ``implementation`` that a plain function may be given."""
 
@@ -288,7 +287,9 @@ def _found(
     if not callable(fn):
         message = f"fn is {fn!r}; it must be a function, an implementation or a name"
         raise TypeError(message)
-    operation = operation or USUAL
+    if operation is None:
+        operation = USUAL
+        note(f"{getattr(fn, '__name__', fn)} is checked as {USUAL}: operation= names another one")
     if not claims and (reference := reference_of(fn)):
         return reference, operation
     name = str(getattr(fn, "__name__", type(fn).__name__))

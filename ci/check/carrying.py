@@ -27,7 +27,10 @@ from ...impl.protocol import Operation
 from ...impl.registry import NOT_OF_USERS
 from ...properties.findings.cases import LONGEST_NAME, from_here
 from ...properties.findings.files import Output
+from ..options import FOLDER
 
+CALLS = FOLDER.parent / "calls"
+"""Folder of the files that hold functions of notebooks, beside that of the cases."""
 NAME = "checked"
 """Name of the implementation in the file, where it has none of its own."""
 MOST_BYTES = 1 << 20

@@ -33,11 +33,13 @@ from ...properties.worker.keeping import Kept, read_kept
 from ...properties.worker.pools import open_pool
 from ...properties.worker.requests import Address, HarnessError, verdict_of
 from ...reference import Problem
+from ..answers.identity import files_of as files_of_name
 from ..console.errors import CONFORMING, MACHINE, NONCONFORMING, MachineError, UsageRefusedError
 from ..console.lines import tell
 from ..console.terminal import console
 from ..releases.packages import FLASHINFER_PACKAGE, PACKAGES
 from ..reports.display import command, say, style_of
+from .carrying import CALLS
 from .reproducing import Kernel, no_script, write_script
 from .saving import save_tensors
 
@@ -47,6 +49,8 @@ BITS = (
     "right; run the script on a GPU, or replay the case"
 )
 """What a script of a bfloat16 kernel cannot show in the interpreter."""
+AS_IT_WAS = "the function as kernelproof.check took it; after an edit, call that again"
+"""What a replay of a function of a notebook or a script says of its source."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,7 @@ def _inside(request: Request) -> bool:
 def _judged(
     request: Request, law: Law, problem: Problem, data: dict[str, Any], device: str
 ) -> _Judged:
-    name = request.implementation or data["implementation"]
+    name = request.implementation or _found(request.case, data["implementation"])
     try:
         reference = resolve_name(name)
         Target.here(device)
@@ -167,6 +171,18 @@ def _judged(
             with _workers(address, request.release, request.package) as pool:
                 verdict = _judge(name, address, case, request.deadline, pool)
         return _Judged(law, problem, address, verdict, read_kept(Path(folder)))
+
+
+def _found(case: Path, name: str) -> str:
+    """Return the name of a case's implementation; by its path, if only the case's project has it.
+
+    That is the folder around the one of cases, ``.kernelproof/cases``.
+    """
+    module, _, attribute = name.rpartition(":")
+    project = case.resolve().parents[min(2, len(case.resolve().parents) - 1)]
+    file = project / (module if module.endswith(".py") else f"{module.replace('.', '/')}.py")
+    here = any(each.is_file() for each in files_of_name(name)) if module else True
+    return f"{file}:{attribute}" if file.is_file() and not here else name
 
 
 def _save(folder: Path, judged: _Judged) -> None:
@@ -321,5 +337,7 @@ def _tell(
         out.print(Text(f"    {one_line(line)}", "dim"), soft_wrap=True)
     for label, text in _details(law, problem, verdict):
         command(out, label, text)
+    if f"{CALLS}/" in name:
+        command(out, "source", AS_IT_WAS)
     out.print(Text(one_line(meaning), style_of("PASS" if not code else "FAIL")), soft_wrap=True)
     return code

@@ -423,5 +423,7 @@ def _words(name: str, wanted: object) -> str:
     if wanted is True:
         return name
     if isinstance(wanted, list):
-        return f"{name} {' or '.join(map(str, wanted))}"
+        # In one order, whichever was drawn first.
+        told = sorted(wanted, key=lambda each: (str(type(each)), each))
+        return f"{name} {' or '.join(map(str, told))}"
     return f"{name}={wanted}"
