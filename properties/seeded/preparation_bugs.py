@@ -411,6 +411,57 @@ def parts_of_the_longest_for_all(inputs: BatchInputs) -> torch.Tensor:
     return parts
 
 
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("kv_indices"))
+def windows_from_the_next_turn(inputs: BatchInputs) -> torch.Tensor:
+    """Begin a window with the rank's next key where it begins with another rank's of two."""
+    before, slots = inputs.buffer.clone(), _right(inputs)
+    for request, (start, end) in enumerate(pairwise(inputs.kv_indptr.tolist())):
+        if int(inputs.first_keys[request]) % 2 and end > start:
+            slots[start : end - 1] = slots[start + 1 : end].clone()
+            slots[end - 1] = before[end - 1]
+    return slots
+
+
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("page_table", rest="kept"))
+def one_block_of_pages_again(inputs: BatchInputs) -> torch.Tensor:
+    """Read each block of 256 pages from where the first one begins."""
+    table = _right(inputs)
+    for request, pages in enumerate(inputs.page_indptr.diff().tolist()):
+        behind = table[request, 256:pages]
+        behind.copy_(table[request, : len(behind)].clone())
+    return table
+
+
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("valid_sampled_tokens_count"))
+def chunks_are_sampled(inputs: BatchInputs) -> torch.Tensor:
+    """Count a sampled token of requests that keep none, as if their prefill were over."""
+    counts, requests = _right(inputs), len(inputs.rows)
+    counts[:requests] = counts[:requests].clamp(min=1)
+    return counts
+
+
+@seeded(BUGS, BATCH, "batch_one_buffer", supports=_builds("accepted_tokens", rest="kept"))
+def sampled_token_of_the_batch_before(inputs: BatchInputs) -> torch.Tensor:
+    """Leave the token of a decode where an earlier batch wrote one, and write drafts only."""
+    before, tokens = inputs.buffer.clone(), _right(inputs)
+    kept = (inputs.query_start_loc.diff() - inputs.rejected).tolist()
+    start = 0
+    for count in kept:
+        if count == 1 and before[start] < LEAST_GARBAGE:
+            tokens[start] = before[start]
+        start += count
+    return tokens
+
+
+@seeded(BUGS, BATCH, "integer_inputs_unchanged", supports=_builds("accepted_seq_lens"))
+def computed_keys_moved_on(inputs: BatchInputs) -> torch.Tensor:
+    """Add the kept tokens to the computed keys of requests too, in place."""
+    lengths = _right(inputs)
+    kept = inputs.query_start_loc.diff() - inputs.rejected
+    inputs.computed[inputs.rows.long()] += kept
+    return lengths
+
+
 def _with_branches(inputs: BatchInputs, **others: int) -> torch.Tensor:
     return _right(inputs, branches=inputs.branches._replace(**others))
 

@@ -27,7 +27,8 @@ MOST_SLOTS = 2**20
 """Slots of a pool, a power of two above those that problems have."""
 
 
-def _power_of_two(problem: BatchProblem) -> str | bool:
+def is_power_of_two(problem: BatchProblem) -> str | bool:
+    """Whether pages have a power of two keys; a reason where not."""
     size = problem.page_size
     return size & (size - 1) == 0 or "a page has a power of two keys"
 
@@ -50,7 +51,7 @@ def kv_indices(inputs: BatchInputs) -> None:
     "TOKEN_BLOCK_PARALLEL",
     {"kv_indices": "kept"},
     windows=True,
-    more=_power_of_two,
+    more=is_power_of_two,
 )
 def kv_indices_of_pages(inputs: BatchInputs) -> None:
     """Compute slots of keys from pages of another pool, by several programs a request."""
@@ -114,7 +115,7 @@ def chunked_kv_indices(inputs: BatchInputs) -> None:
     INDICES_FILE,
     "get_num_kv_index_blocks_flashmla",
     {"page_table": "kept"},
-    more=_power_of_two,
+    more=is_power_of_two,
     sized=True,
 )
 def flashmla_kv_indices(inputs: BatchInputs) -> None:
@@ -137,7 +138,7 @@ def flashmla_kv_indices(inputs: BatchInputs) -> None:
 def _has_requests(problem: BatchProblem) -> str | bool:
     if not all(keys for _, keys in problem.steps):
         return "a batch has a request"
-    return _power_of_two(problem)
+    return is_power_of_two(problem)
 
 
 @builder(
@@ -383,7 +384,7 @@ def draft_extend_metadata_swa(inputs: BatchInputs) -> None:
     TRTLLM_TABLE_FILE,
     "build_trtllm_mha_page_table",
     {"page_table": "kept"},
-    more=_power_of_two,
+    more=is_power_of_two,
     sized=True,
 )
 def trtllm_page_table(inputs: BatchInputs) -> None:
@@ -432,7 +433,7 @@ def _trtllm_graph(inputs: BatchInputs, tokens: torch.Tensor, **swa: torch.Tensor
     TRTLLM_GRAPH_FILE,
     "update_trtllm_mha_graph_metadata",
     {**LENGTHS, "page_table": "kept"},
-    more=_power_of_two,
+    more=is_power_of_two,
 )
 def trtllm_graph_metadata(inputs: BatchInputs) -> None:
     """Write lengths, where keys and new tokens begin and a table of pages for a recorded graph."""
@@ -444,7 +445,7 @@ def trtllm_graph_metadata(inputs: BatchInputs) -> None:
     TRTLLM_GRAPH_FILE,
     "update_trtllm_mha_graph_metadata",
     {"page_table": "kept"},
-    more=_power_of_two,
+    more=is_power_of_two,
 )
 def trtllm_graph_metadata_swa(inputs: BatchInputs) -> None:
     """Write the table of pages of a pool for layers with a window, and two slots a request."""
@@ -494,7 +495,7 @@ def _read_table(inputs: BatchInputs, *, zero_tail: bool) -> None:
 
 
 @builder(
-    "sglang-kv-read-table", READ_TABLE_FILE, "_launch", {"page_table": "kept"}, more=_power_of_two
+    "sglang-kv-read-table", READ_TABLE_FILE, "_launch", {"page_table": "kept"}, more=is_power_of_two
 )
 def kv_read_table(inputs: BatchInputs) -> None:
     """Write a table of physical pages."""
@@ -506,7 +507,7 @@ def kv_read_table(inputs: BatchInputs) -> None:
     READ_TABLE_FILE,
     "_launch",
     {"page_table": "zero_tails"},
-    more=_power_of_two,
+    more=is_power_of_two,
 )
 def kv_read_table_zero_tail(inputs: BatchInputs) -> None:
     """Write a table of physical pages, with zeros behind those of each request."""
@@ -519,7 +520,7 @@ def kv_read_table_zero_tail(inputs: BatchInputs) -> None:
     "_launch",
     {"kv_indices": "kept"},
     windows=True,
-    more=_power_of_two,
+    more=is_power_of_two,
 )
 def kv_read_stream(inputs: BatchInputs) -> None:
     """Write the slots of all keys, from virtual pages."""

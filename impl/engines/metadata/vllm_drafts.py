@@ -11,6 +11,7 @@ from ....reference.tensors.preparation import MASK_TOKEN, VOCABULARY, BatchInput
 from ..sources import load
 from ..vllm_stubs import stubs
 from .batches import (
+    MOST_DECODED,
     builder,
     every_request_drafts,
     few_tokens,
@@ -19,8 +20,11 @@ from .batches import (
     next_power_of_two,
     scratch,
 )
+from .vllm_batches import BATCH_FILE
 
 DRAFTS_FILE = "vllm.v1.spec_decode.utils"
+NEVER_COMPUTED = 2**20
+"""Tokens of the prefill of requests that no batch has."""
 WIDEST_BLOCK = 256
 """Most entries that one program of the expanding kernels writes."""
 
@@ -257,3 +261,106 @@ def dflash_inputs(inputs: BatchInputs) -> None:
         BLOCK_SIZE=block,
         HAS_NUM_REJECTED=has_rejected,
     )
+
+
+def _of_rows(inputs: BatchInputs, of_requests: torch.Tensor, other: int) -> torch.Tensor:
+    """Return what is known of each row of a table, something else of rows without a request."""
+    found = torch.full_like(inputs.computed, other)
+    found[inputs.rows.long()] = of_requests.int()
+    return found
+
+
+@builder(
+    "vllm-sampled-and-rejected",
+    BATCH_FILE,
+    "get_num_sampled_and_rejected",
+    {"num_rejected_tokens": "kept", "valid_sampled_tokens_count": "kept"},
+)
+def sampled_and_rejected(inputs: BatchInputs) -> None:
+    """Count the tokens that are kept and rejected; none of a request amid its prefill."""
+    news, requests = inputs.query_start_loc.diff(), len(inputs.rows)
+    is_prefilled = news > 0
+    sampled = torch.where(is_prefilled, news - inputs.rejected, 1 + news)
+    with load(BATCH_FILE, stubs) as kernels:
+        found = kernels.get_num_sampled_and_rejected(
+            sampled,
+            inputs.seq_lens,
+            inputs.query_start_loc,
+            inputs.rows,
+            _of_rows(inputs, inputs.seq_lens + (~is_prefilled).int(), NEVER_COMPUTED),
+        )
+    names = ("valid_sampled_tokens_count", "num_rejected_tokens")
+    inputs.buffer[:requests] = found[names.index(inputs.output)]
+
+
+@builder(
+    "vllm-computed-tokens",
+    BATCH_FILE,
+    "post_update_num_computed_tokens",
+    {"accepted_seq_lens": "kept"},
+)
+def computed_tokens(inputs: BatchInputs) -> None:
+    """Add the tokens that are kept to the computed keys of their requests."""
+    rows, after = inputs.rows.long(), inputs.computed.clone()
+    kept = inputs.query_start_loc.diff() - inputs.rejected
+    starts = torch.nn.functional.pad(kept.cumsum(0), (1, 0)).int()
+    with load(BATCH_FILE, stubs) as kernels:
+        kernels.post_update_num_computed_tokens(inputs.rows, after, starts)
+    inputs.buffer[: len(rows)] = after[rows]
+    after[rows] = inputs.computed[rows]
+    if not torch.equal(after, inputs.computed):
+        message = "the computed keys of a request that is not in the batch have changed"
+        raise RuntimeError(message)
+
+
+@builder(
+    "vllm-input-ids",
+    BATCH_FILE,
+    "LOOKAHEAD_BLOCK",
+    {"accepted_tokens": "kept"},
+)
+def input_ids(inputs: BatchInputs) -> None:
+    """Write the tokens that are kept: of every other short request as a sampled one and drafts."""
+    device, rows = inputs.rows.device, inputs.rows.long()
+    kept = inputs.query_start_loc.diff() - inputs.rejected
+    before = inputs.seq_lens - inputs.query_start_loc.diff()
+    requests = torch.arange(len(rows), device=device)
+    is_decoded = (requests % 2 == 0) & (kept > 0) & (kept <= MOST_DECODED) & (before > 0)
+    starts = torch.nn.functional.pad(kept.cumsum(0), (1, 0)).int()
+    logits = torch.where(is_decoded, kept, kept.clamp(max=1))
+    logit_starts = torch.nn.functional.pad(logits.cumsum(0), (1, 0)).int()
+    known = torch.zeros(
+        (len(inputs.computed), inputs.token_table.shape[1] + 1), dtype=torch.int32, device=device
+    )
+    sampled, drafts = known[:, 0].clone(), known.new_zeros((len(known), MOST_DECODED))
+    for request, row in enumerate(rows.tolist()):
+        start, count = int(inputs.query_start_loc[request]), int(kept[request])
+        tokens = inputs.tokens[start : start + count]
+        if is_decoded[request]:
+            sampled[row], drafts[row, : count - 1] = tokens[0], tokens[1:]
+        else:
+            first = int(before[request])
+            known[row, first : first + count] = tokens
+            known[row, first + count] = row + 1
+    prefills = _of_rows(inputs, torch.where(is_decoded, before, before + kept + 1), NEVER_COMPUTED)
+    ahead = torch.full((2, len(known)), -1, dtype=torch.int32, device=device)
+    with load(BATCH_FILE, stubs) as kernels:
+        kernels.prepare_prefill_inputs(
+            inputs.buffer, ahead, inputs.rows, starts, known, prefills, inputs.computed
+        )
+        indices = kernels.combine_sampled_and_draft_tokens(
+            inputs.buffer, inputs.rows, sampled, starts, before + kept, prefills, drafts,
+            logit_starts, int(logit_starts[-1]),
+        )  # fmt: skip
+    expected = torch.full_like(ahead, -1)
+    expected[:, rows] = torch.where(is_decoded, -1, torch.stack([inputs.rows + 1, kept * 0]))
+    wanted = [
+        torch.arange(int(end - count), int(end), device=device)
+        for end, count in zip(starts[1:], logits, strict=True)
+    ]
+    if not torch.equal(ahead, expected):
+        message = "the tokens behind a prefill's are other ones"
+        raise RuntimeError(message)
+    if not torch.equal(indices, torch.cat([indices[:0], *wanted])):
+        message = "logits are asked for of other tokens"
+        raise RuntimeError(message)

@@ -70,7 +70,8 @@ DRAFTS = replace(BATCH, output="padded_tokens", rest="kept", rejected=((0, 3, 1)
 EMPTY = BatchProblem(steps=(((), ()),))
 EXPANDED = replace(DRAFTS, output="hidden_state_mapping", is_shifted=True)
 RANKS = replace(BATCH, output="local_seq_lens", world=3, rank=1, interleave=2)
-ADAPTERS = [name for name, place in BUILT_IN.items() if "_batches:" in place or "_drafts:" in place]
+ROOMS = ("_batches:", "_drafts:", "_ranks:")
+ADAPTERS = [name for name, place in BUILT_IN.items() if any(room in place for room in ROOMS)]
 
 
 class Stages:
@@ -143,6 +144,8 @@ def test_what_a_release_lacks_is_named_with_its_file_for_whatever_problem(
         "vllm-page-indices": "has no vllm/v1/attention/backends/flashinfer.py",
         "vllm-slot-mappings": "has no vllm/v1/worker/gpu/block_table.py",
         "sglang-seqlens-expand": "no seqlens_expand_kernel in sglang/kernels/ops/attention/pad.py",
+        "sglang-dcp-page-table": "has no sglang/kernels/ops/attention/dcp_kernels.py",
+        "sglang-dcp-packed-rows": "has no sglang/kernels/ops/kvcache/pd_dcp_gather.py",
         "sglang-steps": "has no sglang/kernels/ops/memory/common.py",
     }
     others: dict[str, Problem] = {"map_slots": SlotsProblem(), "prepare_steps": StepsProblem()}
