@@ -27,6 +27,7 @@ from .backends import FA3
 from .calls import new_wrapper, shared_workspace
 from .paged import (
     cuda_core_decode,
+    fast_planned_decode,
     prefill_fa2,
     prefill_fa3,
     tensor_core_decode,
@@ -35,6 +36,7 @@ from .paged import (
 from .plans import (
     DECODE,
     DECODE_FA2,
+    DECODE_FAST,
     PREFILL_FA2,
     PREFILL_FA3,
     PREFILL_UNIFORM,
@@ -229,6 +231,7 @@ def _replayed(eager: Implementation, kind: Kind, *without: str) -> Implementatio
 
 decode_graph = _replayed(cuda_core_decode, DECODE)
 decode_fa2_graph = _replayed(tensor_core_decode, DECODE_FA2)
+decode_fast_graph = _replayed(fast_planned_decode, DECODE_FAST)
 prefill_fa2_graph = _replayed(prefill_fa2, PREFILL_FA2)
 prefill_fa3_graph = _replayed(prefill_fa3, PREFILL_FA3, *FA3.features)
 prefill_uniform_graph = _replayed(uniform_prefill, PREFILL_UNIFORM)

@@ -21,6 +21,7 @@ from .libraries import attention_library
 from .plans import (
     DECODE,
     DECODE_FA2,
+    DECODE_FAST,
     DECODE_FIXED,
     DECODE_UNSPLIT,
     PREFILL_FA2,
@@ -108,6 +109,33 @@ def cuda_core_decode(inputs: PagedAttentionInputs) -> Pair:
 def tensor_core_decode(inputs: PagedAttentionInputs) -> Pair:
     """Decode with tensor cores, several tokens a request too: FA2's prefill kernel."""
     return attend(DECODE_FA2, inputs, inputs.metadata)
+
+
+WITH_FAST_PLAN = ">=0.7.2.post1"
+"""Releases whose ``fast_decode_plan`` takes ``q_len_per_req``."""
+
+
+def _no_fast_plan(_: AttentionProblem, target: Target) -> Refusal | None:
+    if version_matches(target.flashinfer, WITH_FAST_PLAN):
+        return None
+    return Refusal(
+        "fast_decode_plan takes q_len_per_req from flashinfer-python 0.7.2.post1 on",
+        "package",
+        "flashinfer-python 0.7.2.post1",
+    )
+
+
+@FA2.adapter(
+    "paged_attention",
+    "flashinfer-decode-fa2-fast-plan",
+    *VERIFIES,
+    _no_fast_plan,
+    decodes=True,
+    session=functools.partial(paged_session, DECODE_FAST),
+)
+def fast_planned_decode(inputs: PagedAttentionInputs) -> Pair:
+    """Decode with tensor cores as ``fast_decode_plan`` plans it, after a plan of other lengths."""
+    return attend(DECODE_FAST, inputs, inputs.metadata, apart="fast")
 
 
 # FlashInfer calls both options of the plan its controls of batch invariance. Of prefills that is

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from ...reference import BatchMetadata
+from ...reference import BatchMetadata, build_metadata
 from ...reference.formats.kv_format import stored_head_dim
 from ...reference.tensors.inputs import PagedAttentionInputs
-from .calls import kv_heads_of, packed_bytes, paged_cache, plan_options, scales
+from .calls import flashinfer, kv_heads_of, packed_bytes, paged_cache, plan_options, scales
 from .triton import to_natural
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -41,6 +41,51 @@ def plan_decode(
         **_shared(inputs, metadata, backend),
         **more,
     )
+
+
+def replan_decode(
+    planned: Any,  # noqa: ANN401  untyped third-party code
+    inputs: PagedAttentionInputs,
+    metadata: BatchMetadata,
+    backend: str,
+) -> None:
+    """Plan the same wrapper by ``fast_decode_plan`` after a ``plan`` of another batch, as SGLang.
+
+    SGLang plans a batch of shortest requests when it captures a graph, and replays plan by this
+    function: what a kernel reads lies on the device, where the engine wrote it, and where requests
+    begin is known on the host too.
+    """
+    tokens, device = tokens_a_request(metadata), inputs.q.device
+    in_a_graph = planned.is_cuda_graph_enabled
+    if not (in_a_graph and hasattr(planned, "_cached_module")):
+        plan_decode(planned, inputs, _shortest(metadata, tokens), backend)
+    pages = {name: getattr(metadata, name).to(device) for name in PAGES}
+    if in_a_graph:
+        for name, tensor in pages.items():
+            pages[name] = getattr(planned, f"_{name}_buf")
+            pages[name][: len(tensor)].copy_(tensor)
+    indptr, indices, last_page_len = pages.values()
+    shared = _shared(inputs, metadata, backend)
+    del shared["o_data_type"]  # the first plan's
+    flashinfer().fast_decode_plan(
+        planned,
+        indptr=indptr,
+        indices=indices,
+        last_page_len=last_page_len,
+        head_dim=inputs.q.shape[-1],
+        q_len_per_req=max(tokens, 1),
+        non_blocking=True,
+        global_override_indptr_cpu=metadata.paged_kv_indptr.cpu(),
+        **shared,
+    )
+
+
+def _shortest(metadata: BatchMetadata, tokens: int) -> BatchMetadata:
+    """Return a batch of as many requests and query tokens, with no other keys than theirs."""
+    query_lens = metadata.qo_indptr.diff().cpu()
+    keys, size = query_lens.clamp(min=1), metadata.page_size
+    table = torch.zeros((len(keys), -(-max(tokens, 1) // size)), dtype=torch.int32)
+    return build_metadata(query_lens, keys, table, size)
 
 
 def plan_prefill(
@@ -152,6 +197,7 @@ DECODE_FIXED = replace(
     DECODE_FA2, plan=functools.partial(plan_decode, fixed_split_size=FIXED_SPLIT)
 )
 DECODE_UNSPLIT = replace(DECODE_FA2, plan=functools.partial(plan_decode, **UNSPLIT))
+DECODE_FAST = replace(DECODE_FA2, plan=replan_decode)
 PREFILL_UNSPLIT = replace(PREFILL_FA2, plan=functools.partial(plan_prefill, packed=True, **UNSPLIT))
 PREFILL_UNIFORM = replace(
     PREFILL_FA2, plan=functools.partial(plan_prefill, uniform=True), uniform=True

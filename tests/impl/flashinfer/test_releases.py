@@ -34,6 +34,9 @@ from kernelproof.impl.flashinfer import (
     paged as flashinfer_paged,
 )
 from kernelproof.impl.flashinfer import (
+    plans as flashinfer_plans,
+)
+from kernelproof.impl.flashinfer import (
     ragged as flashinfer_ragged,
 )
 from kernelproof.impl.flashinfer import (
@@ -51,6 +54,7 @@ ADAPTERS = (
     flashinfer_cascade,
     flashinfer_mla,
     flashinfer_paged,
+    flashinfer_plans,
     flashinfer_ragged,
     flashinfer_trtllm,
 )
@@ -122,6 +126,8 @@ class Release:
 class Wrapper:
     """Stands for a wrapper of a release."""
 
+    is_cuda_graph_enabled = False
+
     def __init__(self, release: Release, name: str, options: dict[str, Any]) -> None:
         self._release, self._name = release, name
         release.bind(f"{name}.__init__", None, **options)
@@ -175,6 +181,8 @@ def came_later(name: str, problem: AttentionProblem, release: Release, chip: int
     [
         ("decode", 90, {}),
         ("decode-fa2", 90, {"kv_cache": "float8_e5m2"}),
+        ("decode-fa2-fast-plan", 90, {"kv_cache": "float8_e5m2", "window_left": 20}),
+        ("decode-fa2-fast-plan", 90, {"query_lens": (3, 3)}),
         ("prefill-fa2", 90, {"query_lens": (3, 1), "window_left": 2, "logits_soft_cap": 5.0}),
         ("prefill-fa2", 90, {"custom_mask": True, "causal": False}),
         ("prefill-fa2", 90, {"kv_cache": "nvfp4"}),
@@ -224,6 +232,23 @@ def test_calls_bind_in_every_release_or_came_later(
     else:
         newest = Target(sm=chip, flashinfer=RELEASES[-1], cuda="13.0", device="cuda")
         assert find_implementation(name).refusal(problem, newest) is None, said
+
+
+def test_a_fast_plan_comes_after_a_plan_of_other_lengths(release: Release) -> None:
+    if release.version != RELEASES[-1]:
+        return
+    attended(release, "flashinfer-decode-fa2-fast-plan", PLAIN)
+    first = keywords_of(release, "BatchDecodeWithPagedKVCacheWrapper.plan")
+    assert first["indptr"].tolist() == [0, 1, 2]
+    assert first["last_page_len"].tolist() == [1, 1]
+    given = keywords_of(release, "fast_decode_plan")
+    assert given["global_override_indptr_cpu"].tolist() == given["indptr"].tolist() == [0, 3, 5]
+    assert given["last_page_len"].tolist() == [8, 5]
+    assert [name for name, _ in release.calls][-4:-1] == [
+        "BatchDecodeWithPagedKVCacheWrapper.__init__",
+        "BatchDecodeWithPagedKVCacheWrapper.plan",
+        "fast_decode_plan",
+    ]
 
 
 @pytest.mark.parametrize("name", ["ragged-fa2", "ragged-fa3"])

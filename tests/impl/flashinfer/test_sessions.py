@@ -61,7 +61,9 @@ class Wrapper:
             k: v for k, v in options.items() if "_buf" in k and k.startswith(("qo", "paged"))
         }
         self._buffers = {k.removesuffix("fer").removesuffix("_buf"): v for k, v in buffers.items()}
-        self._fixed = options.get("use_cuda_graph", False)
+        self._fixed = self.is_cuda_graph_enabled = options.get("use_cuda_graph", False)
+        for name, buffer in self._buffers.items():
+            setattr(self, f"_{name}_buf", buffer)
         self._mask = options.get("custom_mask_buf"), options.get("mask_indptr_buf")
         self._most_rows: int | None = None
         self._planned: dict[str, Any] = {}
@@ -94,9 +96,23 @@ class Wrapper:
             for name, buffer in self._buffers.items():
                 buffer[: len(planned[name])].copy_(planned[name])
                 planned[name] = buffer
-        self._planned = planned
+        self._planned, self._cached_module = planned, None
         if each > 1:
             assert int(self._metadata().seq_lens.min()) >= each, "fewer keys than q_len_per_req"
+
+    def fast_plan(self, **keywords: Any) -> None:  # noqa: ANN401
+        """Plan as ``fast_decode_plan`` does: nothing is copied, and an earlier plan's is kept."""
+        self.calls.append("fast plan")
+        each = keywords["q_len_per_req"]
+        assert self._planned["q_len_per_req"] == each, "causal is the earlier plan's"
+        named = {
+            f"paged_kv_{name}": keywords[name] for name in ("indptr", "indices", "last_page_len")
+        }
+        if self._fixed:
+            assert all(named[name] is buffer for name, buffer in self._buffers.items())
+        assert torch.equal(named["paged_kv_indptr"], keywords["global_override_indptr_cpu"])
+        requests = torch.arange(len(keywords["last_page_len"]) + 1, dtype=torch.int32)
+        self._planned = {**self._planned, **keywords, **named, "qo_indptr": requests * each}
 
     def _keep_mask(self, planned: dict[str, Any]) -> None:
         """Keep a mask as bits, where FlashInfer counts its requests' keys: by their last pages."""
@@ -225,6 +241,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
         graphs as flashinfer_graphs,
     )
     from kernelproof.impl.flashinfer import (
+        plans as flashinfer_plans,
+    )
+    from kernelproof.impl.flashinfer import (
         sessions as flashinfer_sessions,
     )
 
@@ -243,11 +262,17 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
         def BatchAttention(**options: Any) -> Wrapper | RaggedWrapper:  # noqa: ANN401, N802
             return stand_in("BatchAttention", **options)
 
+        @staticmethod
+        def fast_decode_plan(planned: Wrapper, **keywords: Any) -> None:  # noqa: ANN401
+            inspect.signature(flashinfer.fast_decode_plan).bind(planned, **keywords)
+            planned.fast_plan(**keywords)
+
     workspace = torch.zeros(16, dtype=torch.uint8)
     for module in (flashinfer_sessions, flashinfer_graphs):
         monkeypatch.setattr(module, "new_wrapper", new_wrapper)
         monkeypatch.setattr(module, "shared_workspace", lambda _: workspace)
     monkeypatch.setattr(flashinfer_sessions, "flashinfer", Module)
+    monkeypatch.setattr(flashinfer_plans, "flashinfer", Module)
     monkeypatch.setattr(flashinfer_calls, "version", lambda: "0.7.2.post1")
     flashinfer_graphs._replays.cache_clear()
     return wrappers
@@ -293,6 +318,7 @@ VERIFIES = replace(PREFILLS, query_lens=(2, 2, 2))
 PLANNED = [
     ("decode", DECODES),
     ("decode-fa2", DECODES),
+    ("decode-fa2-fast-plan", DECODES),
     ("prefill-fa2", PREFILLS),
     ("prefill-fa3", PREFILLS),
     ("batch-attention", PREFILLS),
@@ -303,6 +329,8 @@ GRAPHS = [
     ("decode-graph", DECODES),
     ("decode-fa2-graph", DECODES),
     ("decode-fa2-graph", VERIFIES),
+    ("decode-fa2-fast-plan-graph", DECODES),
+    ("decode-fa2-fast-plan-graph", VERIFIES),
     ("prefill-fa2-graph", PREFILLS),
     ("prefill-fa2-uniform-graph", VERIFIES),
     ("prefill-fa3-graph", PREFILLS),
