@@ -9,6 +9,7 @@ twice, the second time in float64 on what is kept. Views need nothing, since sto
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,16 @@ class WideMemory(TorchDispatchMode):
         # A storage stays alive: other memory at its address would be taken for it.
         self._storages: dict[int, torch.UntypedStorage] = {}
         self._kept: dict[int, tuple[torch.dtype, torch.Tensor]] = {}
+
+    @contextmanager
+    def anew(self) -> Iterator[None]:
+        """Forget what is kept, and keep nothing within a with block that makes inputs again."""
+        self._kept.clear()
+        self.launching = True
+        try:
+            yield
+        finally:
+            self.launching = False
 
     def know(self, tensor: torch.Tensor) -> None:
         """Note the storage of a tensor that a kernel is given."""

@@ -75,7 +75,10 @@ def _number(given: float | torch.Tensor, like: torch.Tensor, rows: Rows) -> torc
     """Return a number of each row's expert, [rows, 1] or one for all."""
     if isinstance(given, torch.Tensor) and given.numel() > 1:
         return given[rows.experts].to(like.dtype).unsqueeze(1)
-    return torch.as_tensor(given, dtype=like.dtype, device=like.device)
+    if isinstance(given, torch.Tensor):
+        return given.to(like.dtype)
+    # as_tensor would round it beforehand, also where numbers of torch are widened.
+    return torch.full((), given, dtype=like.dtype, device=like.device)
 
 
 def combined(inputs: MoEInputs, y: torch.Tensor, rows: Rows) -> torch.Tensor:

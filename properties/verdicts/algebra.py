@@ -51,7 +51,9 @@ def algebra(subject: Subject, problem: Problem) -> Verdict:
         with widened() as memory:
             result = subject.run_operation(problem, inputs)
             if memory.outdated:
-                result = subject.run_operation(problem, subject.materialise(problem))
+                with memory.anew():  # else inputs would be those before their rounding to 16 bits
+                    inputs = subject.materialise(problem)
+                result = subject.run_operation(problem, inputs)
             wide = _wide(memory, result)
     except Stop as stop:
         # Whether a call fails as it is, other laws ask.

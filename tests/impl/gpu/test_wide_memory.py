@@ -79,3 +79,13 @@ def test_integers_over_floats_end_what_is_kept() -> None:
         made = numbers() * THIRD
         made.view(torch.int16).zero_()
         assert not memory.wide(made).any()
+
+
+def test_inputs_that_are_made_again_are_rounded_as_before() -> None:
+    with WideMemory() as memory:
+        first = numbers() * THIRD
+        with memory.anew():
+            again = numbers() * THIRD
+        assert torch.equal(memory.wide(first), first.double())
+        assert torch.equal(memory.wide(again), again.double())
+    assert not memory.rounded

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from kernelproof.impl import find_implementation
+from kernelproof.impl.gpu.wide_memory import WideMemory
+from kernelproof.impl.torch.moe_rows import activated, sorted_rows
 from kernelproof.properties.verdicts.comparison import within
 from kernelproof.reference import (
     ACTIVATIONS,
@@ -57,6 +59,18 @@ def test_experts_agree_with_the_oracle(activation: str, quantized: str) -> None:
         out = find_implementation("torch-moe")(inputs)
         said = within("out", out, bounded.expected, bounded.bound)
         assert not said.bad, said.message
+
+
+def test_an_activation_has_its_own_numbers_where_floats_are_widened() -> None:
+    inputs = materialise(MoEProblem(num_tokens=3, activation="swiglu_oai"))
+    assert isinstance(inputs, MoEInputs)
+    projected = torch.linspace(-9.0, 9.0, 32).reshape(4, 8)
+    with WideMemory() as memory:
+        wide = memory.wide(activated(inputs, projected, sorted_rows(inputs)))
+    gate, up = projected.double().chunk(2, dim=1)
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    wanted = gate * torch.sigmoid(1.702 * gate) * (up + 1.0)
+    torch.testing.assert_close(wide, wanted, rtol=1e-14, atol=0.0)
 
 
 @pytest.mark.parametrize("method", METHODS)
