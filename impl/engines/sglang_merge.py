@@ -45,9 +45,9 @@ def merge(inputs: MergeInputs) -> AttentionOutput:
     """Merge a prefix's state with a suffix's by ``merge_state_triton``."""
     with load(FILE, stubs) as kernels:
         out, lse = kernels.merge_state_triton(
-            prefix_output=inputs.outs[0],
+            prefix_output=inputs.states[0],
             prefix_lse=inputs.lses[0],
-            suffix_output=inputs.outs[1],
+            suffix_output=inputs.states[1],
             suffix_lse=inputs.lses[1],
             output=inputs.out,
             output_lse=inputs.lse,

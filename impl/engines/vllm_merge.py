@@ -80,9 +80,9 @@ def merge(inputs: MergeInputs) -> tuple[torch.Tensor | None, torch.Tensor | None
         merge_states(
             output=out,
             output_lse=merged,
-            prefix_output=inputs.outs[0],
+            prefix_output=inputs.states[0],
             prefix_lse=lses[0],
-            suffix_output=inputs.outs[1],
+            suffix_output=inputs.states[1],
             suffix_lse=lses[1],
             **known(
                 merge_states,

@@ -26,7 +26,7 @@ MERGING = replace(CUDA, compile_key=one_module("cascade"))
 def merge_state(inputs: MergeInputs) -> Pair:
     """Call ``merge_state``."""
     s = to_base_2(inputs.lses)
-    out, lse = flashinfer().merge_state(inputs.outs[0], s[0], inputs.outs[1], s[1])
+    out, lse = flashinfer().merge_state(inputs.states[0], s[0], inputs.states[1], s[1])
     return out, to_natural(lse)
 
 
@@ -34,8 +34,8 @@ def merge_state(inputs: MergeInputs) -> Pair:
 def merge_state_in_place(inputs: MergeInputs) -> Pair:
     """Call ``merge_state_in_place`` on copies of the first state."""
     s = to_base_2(inputs.lses)
-    out, lse = inputs.outs[0].clone(), s[0].clone()
-    flashinfer().merge_state_in_place(out, lse, inputs.outs[1], s[1])
+    out, lse = inputs.states[0].clone(), s[0].clone()
+    flashinfer().merge_state_in_place(out, lse, inputs.states[1], s[1])
     return out, to_natural(lse)
 
 

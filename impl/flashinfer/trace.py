@@ -249,7 +249,7 @@ def merge_state(inputs: MergeInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Call ``_merge_state_reference``."""
     s = to_base_2(inputs.lses)
     out, lse = template(CASCADE, "_merge_state_reference")(
-        inputs.outs[0], s[0], inputs.outs[1], s[1]
+        inputs.states[0], s[0], inputs.states[1], s[1]
     )
     return out, to_natural(lse)
 

@@ -48,7 +48,7 @@ def to_natural(lse: torch.Tensor) -> torch.Tensor:
 @TRITON.adapter("merge_state", "flashinfer-triton-merge-state", two_states, unavailable())
 def merge_state(inputs: MergeInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Merge two states with ``merge_state_kernel``."""
-    v_a, v_b = inputs.outs[0].contiguous(), inputs.outs[1].contiguous()
+    v_a, v_b = inputs.states[0].contiguous(), inputs.states[1].contiguous()
     s = to_base_2(inputs.lses)
     tokens, heads, dim = v_a.shape
     merged, lse = torch.empty_like(v_a), s.new_empty((tokens, heads))

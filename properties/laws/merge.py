@@ -34,7 +34,9 @@ class _Pair:
 
     def states(self, outs: torch.Tensor, lses: torch.Tensor) -> MergeInputs:
         """Make a record of these states [states, tokens, heads, dim]."""
-        return dataclasses.replace(self.inputs, outs=outs.contiguous(), lses=lses.contiguous())
+        return dataclasses.replace(
+            self.inputs, outs=outs.contiguous(), lses=lses.contiguous(), apart=None
+        )
 
     def merge(
         self,
@@ -196,6 +198,7 @@ def union(subject: Subject, problem: MergeProblem) -> Verdict:
     record = dataclasses.replace(
         subject.materialise(problem),
         outs=exact_outs.to(inputs.q.dtype),
+        apart=None,
         lses=exact_lses.to(torch.float32),
     )
     whole = ragged_attention(inputs.q, inputs.k, inputs.v, tokens, inputs.kv_indptr, causal=False)

@@ -81,6 +81,7 @@ def _more_states(subject: Subject, problem: MergeProblem) -> Verdict:
     padded = replace(
         inputs,
         outs=torch.cat([inputs.outs, outs], dim=1),
+        apart=None,
         lses=torch.cat([inputs.lses, lses], dim=1),
     )
     result = subject.run_operation(replace(problem, num_tokens=tokens + more), padded)

@@ -236,7 +236,8 @@ class MergeInputs(_WithOutput, _States):
     """Arguments of ``merge_states``.
 
     Attributes:
-        apart: the outs of states that lie by themselves, else None; ``states`` has them always.
+        apart: the outs of states that lie by themselves, else None; ``states`` has them always. A
+            kernel that takes a tensor of each state is given these.
         context_tokens: tokens of the first state, which is not to be read behind them; None: all.
         inf_marks_empty: whether an lse of inf marks a state of no keys, as -inf does.
         output_scale: scale of an out in FP8, else None.

@@ -45,7 +45,7 @@ def merge_inputs(problem: MergeProblem, home: Allocator) -> MergeInputs:
     return MergeInputs(
         outs=_place_outs(problem, outs.to(dtype), home),
         lses=_place_lses(problem, lses, home),
-        apart=_place_apart(outs.to(dtype), home) if problem.strides == "different" else None,
+        apart=_place_apart(problem, outs.to(dtype), home),
         context_tokens=None if problem.context == "all" else problem.context_tokens,
         inf_marks_empty=problem.inf_marks_empty,
         output_scale=problem.output_scale,
@@ -74,12 +74,23 @@ def _place_lses(problem: MergeProblem, lses: torch.Tensor, home: Allocator) -> t
     return home.place("lses", lses)
 
 
-def _place_apart(outs: torch.Tensor, home: Allocator) -> tuple[torch.Tensor, ...]:
-    """Place states [tokens, heads, dim] by themselves: the second begins to have room to spare."""
+def _place_apart(
+    problem: MergeProblem, outs: torch.Tensor, home: Allocator
+) -> tuple[torch.Tensor, ...] | None:
+    """Place states [tokens, heads, dim] by themselves; None where they may be views of one tensor.
+
+    In tight memory each has an allocation of its own: an engine's prefix is no part of what its
+    suffix lies in, so that a read behind it is one outside of both.
+    """
+    if problem.strides != "different" and not home.tight:
+        return None
     _, tokens, heads, dim = outs.shape
     views = []
     for number, state in enumerate(outs):
-        room = (tokens, heads + number % 2, dim + number % 3 * SPARE_CHANNELS)
+        if problem.strides == "different":  # the second begins to have room to spare
+            room = (tokens, heads + number % 2, dim + number % 3 * SPARE_CHANNELS)
+        else:
+            room = (tokens, heads, dim + SPARE_CHANNELS * (problem.strides == "padded"))
         whole = home.empty(f"states[{number}]", room, outs.dtype)
         views.append(whole[:, :heads, :dim].copy_(state))
     return tuple(views)

@@ -77,6 +77,20 @@ swaps = touching("swaps")
 by_pointers, described = touching("by pointers"), touching("described")
 defined, undefined = touching("defined"), touching("undefined")
 one_zero = touching("one zero")
+
+@triton.jit
+def read(array, count, extra: tl.constexpr):
+    lanes = count - 4 + tl.arange(0, 8)
+    tl.load(array + lanes, mask=lanes < count + extra)
+
+def reading(extra):
+    @implementation("merge_state", name=f"reads-{extra}-behind-a-state")
+    def run(inputs):
+        read[(1,)](inputs.states[0], inputs.states[0].numel(), extra=extra)
+        return merge_state(inputs)
+    return run
+
+within, behind = reading(0), reading(1)
 """
 
 
@@ -110,6 +124,8 @@ def test_reads_behind_an_input_are_seen_and_named(
         ("before", "read_outside", "the first 16 bytes before the argument array"),
         ("swaps", "wrote_outside", "changes 2 elements at once"),
         ("nothing", "read_outside", "reads 16 elements at once"),
+        ("behind", "read_outside", "reads 1 element outside"),
+        ("within", "", ""),
         ("keeps", "", ""),
         ("undefined", "nan", "lanes that a load's mask leaves undefined"),
         ("by_pointers", "", ""),
