@@ -201,7 +201,7 @@ def _generate(
 
     futures = [pool.submit(generate, release, sm) for release in releases for sm in chips]
     plans: list[Plan] = []
-    for done in _as_they_end(futures, lambda: work.say_progress("generating sources")):
+    for done in as_they_end(futures, lambda: work.say_progress("generating sources")):
         plans += done
     for message in dict.fromkeys(plan.message for plan in plans if plan.state == BROKEN):
         work.say(message)
@@ -241,7 +241,7 @@ def _compile(
 
     futures = [pool.submit(compile_one, job) for job in distinct.values()]
     warned = ""
-    for job, compiled, known in _as_they_end(futures, progress):
+    for job, compiled, known in as_they_end(futures, progress):
         if compiled.message == STOPPED:
             continue
         work.ended[job.key] = compiled
@@ -254,7 +254,7 @@ def _compile(
     progress()
 
 
-def _as_they_end(futures: Sequence[Future[T]], tick: Callable[[], None]) -> Iterator[T]:
+def as_they_end(futures: Sequence[Future[T]], tick: Callable[[], None]) -> Iterator[T]:
     """Return results as they come, with a tick every few seconds."""
     pending, told = set(futures), time.monotonic()
     while pending:

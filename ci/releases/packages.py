@@ -33,6 +33,7 @@ class Package:
         whole: whether a side that is an interpreter makes all implementations judged, whatever
             package they come from.
         sources: whether a release is its Python files only, which nothing is to import as a whole.
+        kept: ends of the names of a wheel's files that are kept of a package of ``sources``.
         unfetched: why a version or a wheel cannot be a side; empty where it can.
         stands_alone: whether a release can be imported beside other releases of what it depends on.
     """
@@ -44,6 +45,7 @@ class Package:
     parts: tuple[str, ...] = (SURFACE, BEHAVIOUR, SPEED)
     whole: bool = False
     sources: bool = False
+    kept: tuple[str, ...] = (".py", ".dist-info/METADATA", ".dist-info/RECORD")
     unfetched: str = ""
     stands_alone: bool = True
 
@@ -62,6 +64,16 @@ FLASHINFER_PACKAGE = Package(
     "flashinfer", FLASHINFER, "flashinfer", PROVIDED, parts=PARTS, whole=True
 )
 """The package that is compared if no other is named."""
+KERNELS_PACKAGE = Package(
+    "flashinfer-cubin",
+    "flashinfer-cubin",
+    "flashinfer_cubin",
+    PROVIDED,
+    sources=True,
+    # 20 MB of 460: the lists of kernels. RECORD has the sha256 of each kernel that is left out.
+    kept=(".h", "flashinfer_cubin/__init__.py", ".dist-info/METADATA", ".dist-info/RECORD"),
+)
+"""The package of FlashInfer's precompiled kernels, which is read and not compared."""
 PACKAGES: Mapping[str, Package] = {
     each.name: each
     for each in (

@@ -56,8 +56,6 @@ DOWNLOAD = (
     "--dest",
 )
 """Nothing of a wheel's binaries is kept, so one of any platform and Python will do."""
-SOURCE_FILES = (".py", ".dist-info/METADATA", ".dist-info/RECORD")
-"""Ends of the names of a wheel's files that are kept of a package of ``sources``."""
 PIP_PROGRESS = re.compile(r"\s*(?:Collecting|Downloading|Processing|Installing collected)\b")
 LONGEST_REASON = 300
 ABANDONED_SECONDS = 24 * 3600
@@ -190,7 +188,7 @@ def _installed(requirement: str, place: Path, package: Package, tell: Tell) -> P
         with _temporary(place) as scratch:
             folder = scratch / "folder"
             if package.sources:
-                _extract_sources(requirement, folder, scratch, tell)
+                _extract_sources(requirement, folder, scratch, package, tell)
             else:
                 _pip(INSTALL, requirement, folder, scratch, tell)
             if not (folder / package.marker).is_file():
@@ -229,8 +227,10 @@ def _publish(folder: Path, place: Path, package: Package) -> None:
             raise
 
 
-def _extract_sources(requirement: str, folder: Path, scratch: Path, tell: Tell) -> None:
-    """Keep the Python files and the version of a wheel, which is downloaded where it is not given.
+def _extract_sources(
+    requirement: str, folder: Path, scratch: Path, package: Package, tell: Tell
+) -> None:
+    """Keep some files of a wheel, which is downloaded where it is not given.
 
     Raises:
         SandboxError: pip fails, or the wheel cannot be read.
@@ -243,7 +243,7 @@ def _extract_sources(requirement: str, folder: Path, scratch: Path, tell: Tell) 
     try:
         for wheel in wheels:
             with zipfile.ZipFile(wheel) as archive:
-                kept = [name for name in archive.namelist() if name.endswith(SOURCE_FILES)]
+                kept = [name for name in archive.namelist() if name.endswith(package.kept)]
                 archive.extractall(folder, kept)
     except zipfile.BadZipFile as error:
         message = f"{Path(requirement).name}: cannot be installed ({error})"

@@ -52,7 +52,15 @@ WITHOUT_COMPLETION = ("--kv-storage",)
 SECTIONS = {
     "Chips and releases": ("--sm", "--flashinfer", "--against"),
     "The call": ("--model", *FIELDS),
-    "What to answer": ("--require", "--explain", "--declared", "--compile", "--unit", "--jobs"),
+    "What to answer": (
+        "--require",
+        "--explain",
+        "--declared",
+        "--binaries",
+        "--compile",
+        "--unit",
+        "--jobs",
+    ),
     "Outputs": ("--verbose", "--json", "--markdown"),
     "Support rules": ("--rules",),
 }
@@ -121,6 +129,11 @@ def feature_options(command: Callable[..., int]) -> Callable[..., int]:
     help="Compare the rules with what this release declares; may be repeated.",
 )
 @click.option(
+    "--binaries",
+    metavar="VERSION|WHEEL|FOLDER",
+    help="Compare the rules with the kernels that this release selects.",
+)
+@click.option(
     "--compile",
     "compiled",
     metavar="SM[,SM]",
@@ -155,11 +168,14 @@ def support(
     a model, each backend that could serve it; with one chip, the reasons too.
 
     With --declared, compares the rules with what releases of FlashInfer declare, and exits with 1
-    where they disagree. With --compile, compiles FlashInfer's modules for chips that need not be
-    here, and writes the records to --json.
+    where they disagree; with --binaries, with the kernels that a release's own code selects (of one
+    call, if there are fields of one), for which nvcc builds its launcher. With --compile, compiles
+    FlashInfer's modules for chips that need not be here, and writes the records to --json.
     """
     outputs.check()
     declared, compiled = options.pop("declared"), options.pop("compiled")
+    explained, required = options.pop("explained"), options.pop("required")
+    binaries = options.pop("binaries")
     making = {name: options.pop(name) for name in ("units", "jobs")}
     if compiled is None and (given := next((name for name in making if making[name]), None)):
         message = f"{'--jobs' if given == 'jobs' else '--unit'} goes with --compile"
@@ -172,13 +188,24 @@ def support(
         from .declared import compare_releases
 
         return compare_releases(declared, book=book, outputs=outputs, tell=_tell)
+    if binaries is not None:
+        from .selected import compare_binaries
+
+        return compare_binaries(
+            binaries,
+            () if sm is None else chips_of(sm),
+            _given(options),
+            book=book,
+            outputs=outputs,
+            verbose=verbose,
+            tell=_tell,
+        )
     if len(releases) > 1:
         message = "--flashinfer may be repeated with --compile alone; see --against"
         raise UsageRefusedError(message)
     chips = chips_of(sm)
     version = releases[0] if releases else book.newest
-    explained, required = options.pop("explained"), options.pop("required")
-    asked = {name: value for name, value in options.items() if value is not None}
+    asked = _given(options)
     for flag, release in (("--flashinfer", version), ("--against", against or version)):
         _check_release(flag, release)
     try:
@@ -195,6 +222,11 @@ def support(
     _write(made, book, outputs)
     _print(made, left_out, reasons=bool(asked) or sm is not None, verbose=verbose)
     return NONCONFORMING if required and not _served(made, each=model is not None) else CONFORMING
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a call that were given."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _load(folder: Path | None) -> RuleBook:

@@ -285,7 +285,19 @@ def print_comparison(out: Console, compared: Comparison) -> None:
     if compared.failure:
         out.print(Text(f"--declared {compared.failure}", "bold yellow"), soft_wrap=True)
         return
-    for members in _grouped(compared.disagreements):
+    print_disagreements(out, compared.disagreements)
+    findings = len(compared.findings)
+    explained = len(compared.disagreements) - findings
+    sentence = (
+        f"flashinfer {compared.version}: {compared.compared:,} calls compared with what it "
+        f"declares, {count_of(findings, 'finding')}, {explained} explained by reports"
+    )
+    out.print(Text(sentence, "bold red" if findings else "bold green"), soft_wrap=True)
+
+
+def print_disagreements(out: Console, found: Iterable[Disagreement]) -> None:
+    """Print disagreements: those of one rule about one topic together."""
+    for members in _grouped(found):
         first = members[0]
         label = f"explained: {first.kind}" if first.explained else first.kind
         rule = f"  ({first.rule}, {first.evidence}: {first.rule_source})" if first.rule else ""
@@ -295,13 +307,6 @@ def print_comparison(out: Console, compared: Comparison) -> None:
         told = first.sentence + (f"\nand {count_of(more, 'other call')} like it" if more else "")
         style = "KNOWN" if first.explained else "FAIL"
         say(out, title, f"{told}\n{first.declared_in}", style=style)
-    findings = len(compared.findings)
-    explained = len(compared.disagreements) - findings
-    sentence = (
-        f"flashinfer {compared.version}: {compared.compared:,} calls compared with what it "
-        f"declares, {count_of(findings, 'finding')}, {explained} explained by reports"
-    )
-    out.print(Text(sentence, "bold red" if findings else "bold green"), soft_wrap=True)
 
 
 def _grouped(found: Iterable[Disagreement]) -> Iterable[list[Disagreement]]:

@@ -57,7 +57,7 @@ class Decision:
             ``require`` refuses too.
         rule: id of the deciding rule; empty where there is none.
         source: who says so: a URL, or a file of a release.
-        evidence: ``"declared"``, ``"reported"``, ``"compiled"`` or ``"run"``; empty if unknown.
+        evidence: the level of what it rests on, of ``rules.LEVELS``; empty if unknown.
         feature: what was asked; with the backend that was chosen, where it was ``"auto"``.
         target: where.
         ruling: what it was made from.

@@ -16,14 +16,14 @@ from ..targets.registrations import canonical_name
 from ..targets.target import FIELDS, Target
 from .feature import Feature
 
-LEVELS = ("declared", "reported", "compiled", "run")
+LEVELS = ("declared", "reported", "compiled", "selected", "run")
 """Levels of evidence, the weakest first: FlashInfer's sources or documentation, a public report, a
-compiler, a GPU."""
+compiler, the release's own choice of a kernel over a driver that records, a GPU."""
 CALLED = ("raises", "wrong", "crashes", "hangs", "right")
 """What can become of a call that is made though a rule refuses it: FlashInfer raises before
 anything is launched; the answer is wrong; CUDA fails or the process dies; it does not end; the
 answer is right, of a small call at least."""
-DECLARED, REPORTED, COMPILED, RUN = LEVELS
+DECLARED, REPORTED, COMPILED, SELECTED, RUN = LEVELS
 RIGHT, NOT_RUN = "right", "not run"
 FAILED, INCOMPLETE = "failed", "incomplete"
 REFUSED, OTHER_CHIP, ABSENT, UNJUDGED = "refused", "other-chip", "absent", "unjudged"

@@ -1,0 +1,1 @@
+"""What shipped binaries say of the chips that they run on, without those chips."""

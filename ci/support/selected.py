@@ -1,0 +1,351 @@
+"""Where the support rules disagree with the kernels that a FlashInfer release selects itself.
+
+A launch over a driver that records says that the release admits a call and has a kernel for it. It
+says nothing of hangs and wrong values: a rule that refuses for one of those knows better.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from ...impl.gating import Decision, Feature, RuleBook, Target, capability_name, decide
+from ...impl.gating.rules import CALLED, SELECTED, Rule, parse_version
+from ...properties.verdicts.text import count_of
+from ..binaries.flashinfer.asking import (
+    CHIPS,
+    DIES,
+    OUTCOMES,
+    RAISES,
+    RUNS,
+    Selection,
+    ask_release,
+)
+from ..binaries.flashinfer.building import build_launcher
+from ..binaries.flashinfer.kernels import KernelList, KernelListError, find_kernels, kernels_of
+from ..binaries.flashinfer.listing import LISTED, list_kernels
+from ..binaries.flashinfer.questions import can_be_asked, kinds
+from ..compile.generating import release_in
+from ..compile.nvcc import find_nvcc
+from ..console.errors import CONFORMING, NONCONFORMING, MachineError, UsageRefusedError
+from ..console.outputs import Outputs
+from ..console.terminal import console
+from ..releases.sandboxes import SandboxError, quietly, sandbox
+from .declared import ALLOWED, REFUSED, UNKNOWN, Disagreement, print_disagreements
+
+SCHEMA = "kernelproof/selected/1"
+SHOWN_ERROR = 160
+"""Most characters of an error in a disagreement, so that kinds that fail alike are one group."""
+
+
+@dataclass(frozen=True)
+class Selected:
+    """What a release answers about its own calls.
+
+    Attributes:
+        version: the release.
+        level: ``"selected"``, or ``"listed"`` where only its list of kernels was read.
+        kernels: its list of kernels.
+        selections: the answers, a kind of call and a chip each.
+    """
+
+    version: str
+    level: str
+    kernels: KernelList
+    selections: tuple[Selection, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-able dictionary. Kinds in which the host dies are counted, not named."""
+        died = Counter(each.sm for each in self.selections if each.outcome == DIES)
+        return {
+            "flashinfer": self.version,
+            "level": self.level,
+            "artifact": self.kernels.artifact,
+            "dies": {str(sm): count for sm, count in sorted(died.items())},
+            "cells": [
+                _cell(each, self.kernels) for each in self.selections if each.outcome != DIES
+            ],
+        }
+
+
+def _cell(selection: Selection, kernels: KernelList) -> dict[str, Any]:
+    names = {name: kernels.by_name[name] for name in selection.kernels if name in kernels.by_name}
+    plain = Feature(selection.feature.operation, selection.feature.backend)
+    return {
+        "sm": selection.sm,
+        "feature": {
+            "operation": selection.feature.operation,
+            "backend": selection.feature.backend,
+            **selection.feature.differences(plain),
+        },
+        "outcome": selection.outcome,
+        "kernels": {
+            name: {"build": each.build, "shared_memory": each.shared_memory, "sha256": each.sha256}
+            for name, each in names.items()
+        },
+        "calls": [
+            {name: value for name, value in asdict(each).items() if value or name == "call"}
+            for each in selection.answers
+        ],
+    }
+
+
+def select(
+    given: str,
+    features: Sequence[Feature],
+    chips: Sequence[int],
+    *,
+    tell: Callable[[str], None] = quietly,
+) -> Selected:
+    """Ask a release which kernels it launches; without a compiler, which ones it lists.
+
+    Args:
+        given: a version, a wheel or a folder, see ``sandbox``.
+        features: the kinds of call.
+        chips: the chips, of ``CHIPS``.
+        tell: function that is called with a line of progress now and then.
+
+    Raises:
+        SandboxError: the release cannot be had.
+        MachineError: its list of kernels cannot be had, or it cannot be asked.
+    """
+    release = release_in(sandbox(given, tell=tell))
+    kernels = find_kernels(release.folder, release.version, tell=tell)
+    try:
+        nvcc = find_nvcc()
+    except MachineError as error:
+        tell(f"{error.message}; only the list of kernels is read, which is weaker evidence")
+        listed = tuple(list_kernels(kernels, features, chips))
+        return Selected(release.version, LISTED, kernels, listed)
+    build = build_launcher(release, kernels, nvcc, tell=tell)
+    found = ask_release(release, build, kernels, features, chips, tell=tell)
+    return Selected(release.version, SELECTED, kernels, tuple(found))
+
+
+def disagreements(selected: Selected, book: RuleBook) -> list[Disagreement]:
+    """Compare a release's answers with the rules; those that nothing explains come first."""
+    found = []
+    for each in selected.selections:
+        target = Target(sm=each.sm, flashinfer=selected.version)
+        decision = decide(each.feature, target, book=book)
+        kind = _kind(each, decision, selected.level)
+        if kind:
+            found.append(_disagreement(kind, each, decision, selected))
+    return sorted(found, key=lambda each: each.explained)
+
+
+def _kind(selection: Selection, decision: Decision, level: str) -> str:
+    """Return the kind of a disagreement; empty where there is none."""
+    if selection.outcome != RUNS:
+        return ALLOWED if decision.supported else ""
+    # That a list has some kernel of these types does not say that the host takes it.
+    if decision.supported or level == LISTED:
+        return ""
+    return REFUSED if decision.status == "refused" else UNKNOWN
+
+
+def _disagreement(
+    kind: str, selection: Selection, decision: Decision, selected: Selected
+) -> Disagreement:
+    feature, rule = selection.feature, decision.ruling.rule
+    topic = f"trtllm-gen {feature.operation} {feature.phase}"
+    where = f"{capability_name(selection.sm)} with flashinfer {selected.version}"
+    says = _says(selection)
+    # What ends the host is counted, and not kept: nothing of a disagreement names the call.
+    dies = selection.outcome == DIES
+    called = "a kind of call" if dies else str(feature)
+    ruled = f"{decision.status} by the rules" + (f" ({rule.id})" if rule else "")
+    return Disagreement(
+        id=f"{topic}/{selection.sm}/{'dies' if dies else feature}".replace(" ", "-"),
+        topic=topic,
+        kind=kind,
+        version=selected.version,
+        chip=selection.sm,
+        declared=says,
+        declared_in=f"{selected.level}: kernels {selected.kernels.artifact[:8]}",
+        status=decision.status,
+        rule=decision.rule,
+        rule_source=decision.source,
+        evidence=decision.evidence,
+        # A launch speaks neither of hangs nor of values, for which such a rule refuses.
+        explained=kind == REFUSED and rule is not None and rule.called != CALLED[:1],
+        sentence=f"{called} on {where} is {ruled}, but the release {says}",
+        feature=None if dies else feature,
+    )
+
+
+def _says(selection: Selection) -> str:
+    if selection.outcome == RUNS:
+        return f"launches {selection.kernels[0]}"
+    if selection.outcome == DIES:
+        return "ends the process while it selects a kernel"
+    error = selection.error[:SHOWN_ERROR]
+    if selection.outcome == RAISES or not selection.raised:
+        return f"raises for every length: {error}"
+    calls = "; ".join(str(each.call) for each in selection.raised)
+    some = f"{len(selection.raised)} of {len(selection.answers)} calls"
+    return f"raises for {some} ({calls}): {error}"
+
+
+def compare_binaries(
+    given: str,
+    chips: Sequence[int | None],
+    asked: Mapping[str, Any],
+    *,
+    book: RuleBook,
+    outputs: Outputs | None = None,
+    verbose: bool = False,
+    tell: Callable[[str], None] = quietly,
+) -> int:
+    """Ask a release about its own calls, print where the rules disagree, and return the exit code.
+
+    Args:
+        given: a version, a wheel or a folder, see ``sandbox``.
+        chips: the chips; all of ``CHIPS`` if empty.
+        asked: fields of one kind of call, whose launches are printed; all kinds if empty.
+        book: the book of rules.
+        outputs: file of the result, named by ``--json``.
+        verbose: whether each call of one kind is printed.
+        tell: function that is called with a line of progress now and then.
+
+    Returns:
+        0 if the rules agree or know better, else 1.
+
+    Raises:
+        UsageRefusedError: the chip or the call cannot be asked about.
+        SandboxError, MachineError: see ``select``.
+    """
+    features = _features(asked)
+    selected = select(given, features, _chips(chips), tell=tell)
+    found = disagreements(selected, book)
+    fixes = list(same_bits(selected, found, book, tell=tell))
+    out = console(sys.stdout)
+    if asked:
+        _print_launches(out, selected, verbose=verbose)
+    print_disagreements(out, found)
+    for line in fixes:
+        out.print(Text(line), soft_wrap=True)
+    findings = [each for each in found if not each.explained]
+    _print_summary(out, selected, len(findings), len(found) - len(findings))
+    content = {
+        "schema": SCHEMA,
+        **selected.to_json(),
+        "disagreements": [each.to_json() for each in found],
+        "same_bits": fixes,
+    }
+    (outputs or Outputs()).write({"--json": lambda: content})
+    return NONCONFORMING if findings else CONFORMING
+
+
+def _features(asked: Mapping[str, Any]) -> list[Feature]:
+    if not asked:
+        return list(kinds())
+    try:
+        feature = Feature(**{"backend": "trtllm-gen", "kv_layout": "HND", **asked})
+    except ValueError as error:
+        raise UsageRefusedError(str(error)) from error
+    if not can_be_asked(feature):
+        message = f"--binaries cannot ask for {feature}: it asks trtllm-gen attention alone"
+        raise UsageRefusedError(message)
+    return [feature]
+
+
+def _chips(given: Sequence[int | None]) -> list[int]:
+    for sm in given:
+        if sm not in CHIPS:
+            names = ", ".join(map(capability_name, CHIPS))
+            message = f"--sm: --binaries asks about {names}, not {capability_name(sm)}"
+            raise UsageRefusedError(message)
+    return [sm for sm in given if sm is not None] or list(CHIPS)
+
+
+def same_bits(
+    selected: Selected,
+    found: Sequence[Disagreement],
+    book: RuleBook,
+    *,
+    tell: Callable[[str], None] = quietly,
+) -> Iterator[str]:
+    """Say of each refused kind that hangs whether the release with the fix ships the same bits.
+
+    The same bits in a release that does not hang are no proof: only a run on the chip is.
+    """
+    by_feature = {(each.sm, each.feature): each for each in selected.selections}
+    hanging: dict[Rule, list[Selection]] = {}
+    for each in found:
+        rule = book.find(each.rule)
+        if each.explained and rule is not None and "hangs" in rule.called:
+            hanging.setdefault(rule, []).append(by_feature[each.chip or 0, each.feature])  # type: ignore[index]
+    for rule, selections in hanging.items():
+        fixed = _fixed(rule, selected.version, selections[0].sm, book)
+        if fixed is None:
+            continue
+        try:
+            after = kernels_of(book.versions[fixed]["TRTLLM_GEN_FMHA"], fixed, tell=tell)
+        except (MachineError, SandboxError, KernelListError) as error:
+            yield f"{rule.id}: the kernels of {fixed} cannot be compared: {error.message}"
+            continue
+        same = sum(_same(each, selected.kernels, after) for each in selections)
+        yield (
+            f"{rule.id}: {fixed}, which is not refused, ships the same bits for {same:,} of these "
+            f"{count_of(len(selections), 'kind')} of call; only a run on the chip admits one"
+        )
+
+
+def _fixed(rule: Rule, version: str, sm: int, book: RuleBook) -> str | None:
+    """Return the first later release that a rule does not speak of; None if there is none."""
+    later = [each for each in book.versions if parse_version(each) > parse_version(version)]
+    for each in sorted(later, key=parse_version):
+        if not rule.applies_to(Target(sm=sm, flashinfer=each), book.artifacts_of(each)):
+            return each
+    return None
+
+
+def _same(selection: Selection, before: KernelList, after: KernelList) -> bool:
+    """Whether both lists have the same files for all kernels that a kind launches."""
+    return all(
+        name in after.by_name and after.by_name[name].sha256 == before.by_name[name].sha256
+        for name in selection.kernels
+    )
+
+
+def _print_launches(out: Console, selected: Selected, *, verbose: bool) -> None:
+    for each in selected.selections:
+        title = f"{each.feature} on {capability_name(each.sm)}: {each.outcome}"
+        out.print(Text(title, "bold"), soft_wrap=True)
+        shown: dict[tuple[str, str], list[str]] = {}
+        for answer in each.answers:
+            kernel = selected.kernels.by_name.get(answer.kernel)
+            said = answer.error
+            if kernel is not None and selected.level == LISTED:
+                said = f"{kernel.name}, built for sm_{kernel.build}, sha256 {kernel.sha256[:16]}"
+            elif kernel is not None:
+                said = (
+                    f"{kernel.name}, built for sm_{kernel.build}, cluster {answer.cluster}, "
+                    f"{answer.shared:,} bytes of shared memory, sha256 {kernel.sha256[:16]}"
+                )
+            grid = f", grid {'x'.join(map(str, answer.grid))}" if answer.grid else ""
+            shown.setdefault((said, grid if verbose else ""), []).append(f"{answer.call}{grid}")
+        for (said, _), calls in shown.items():
+            out.print(Text(f"  {said}"), soft_wrap=True)
+            for call in calls:
+                out.print(Text(f"    {call}", "dim"), soft_wrap=True)
+
+
+def _print_summary(out: Console, selected: Selected, findings: int, explained: int) -> None:
+    for sm in dict.fromkeys(each.sm for each in selected.selections):
+        counts = Counter(each.outcome for each in selected.selections if each.sm == sm)
+        said = ", ".join(f"{counts[name]:,} {name}" for name in OUTCOMES if counts[name])
+        out.print(Text(f"{capability_name(sm)}: {said}"), soft_wrap=True)
+    sentence = (
+        f"flashinfer {selected.version} ({selected.level}): {len(selected.selections):,} kinds of "
+        f"call compared with what it selects, {count_of(findings, 'finding')}, {explained} "
+        "explained by what a launch does not show"
+    )
+    out.print(Text(sentence, "bold red" if findings else "bold green"), soft_wrap=True)

@@ -1,0 +1,341 @@
+"""A made-up list of kernels, a host of plain functions, and the driver itself where CUDA is."""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelproof.ci.binaries.flashinfer import kernels as kernels_module
+from kernelproof.ci.binaries.flashinfer.asking import (
+    DIES,
+    RAISES,
+    RAISES_FOR_SOME,
+    RUNS,
+    Selection,
+    ask_release,
+    plain_error,
+)
+from kernelproof.ci.binaries.flashinfer.building import DRIVER_SOURCE, Build, build_launcher
+from kernelproof.ci.binaries.flashinfer.host import Host, answers_in_forks
+from kernelproof.ci.binaries.flashinfer.kernels import (
+    KERNELS,
+    VARIABLE,
+    KernelListError,
+    artifact_of,
+    find_kernels,
+    read_kernels,
+)
+from kernelproof.ci.binaries.flashinfer.listing import ABSENT, list_kernels
+from kernelproof.ci.binaries.flashinfer.questions import calls_of, can_be_asked, kinds
+from kernelproof.ci.compile.generating import release_in
+from kernelproof.ci.compile.nvcc import find_nvcc
+from kernelproof.ci.releases.sandboxes import CACHE_VARIABLE, SandboxError, cache_folder
+from kernelproof.impl.gating import Feature
+
+ARTIFACT = "0123456789" * 4
+COLUMNS = (
+    "Data_type mDataTypeQ; Data_type mDataTypeKv; int mHeadDimQk; int mHeadDimV; int mSM; "
+    "const char* mFuncName; int mSharedMemBytes; int mQkvLayout; int mKernelType; "
+    "const char* sha256;"
+)
+ROW = '{{ DATA_TYPE_BF16, DATA_TYPE_{kv}, 128, 128, kSM_{sm}, "{name}", 4096, 2, 2, "{sha}"}},\n'
+SHA = "ab" * 32
+DECODE = Feature("paged_attention", "trtllm-gen", kv_layout="HND", group_size=8)
+
+
+def header(*rows: str) -> str:
+    """Return a list with a second table behind it, as some releases have one."""
+    table = "sTllmGenFmhaKernelMetaInfos[] = {\n"
+    return (
+        f"struct TllmGenFmhaKernelMetaInfo\n{{\n{COLUMNS}\n}};\n"
+        f"static const TllmGenFmhaKernelMetaInfo {table}{''.join(rows)}}};\n"
+        f"static const Other sOther[] = {{\n{{ 1, 2 }},\n}};\n"
+    )
+
+
+ROWS = (
+    ROW.format(kv="BF16", sm="100f", name="family", sha=SHA),
+    ROW.format(kv="E4M3", sm="103", name="own", sha=SHA),
+)
+
+
+def write_list(root: Path, *rows: str) -> Path:
+    folder = root / ARTIFACT / "fmha" / "trtllm-gen"
+    (folder / "include").mkdir(parents=True)
+    (folder / "include" / "flashInferMetaInfo.h").write_text(header(*rows), encoding="utf-8")
+    (folder / "family.cubin").touch()
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_the_user(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("slow") is None:
+        monkeypatch.setenv(CACHE_VARIABLE, str(request.getfixturevalue("tmp_path") / "cache"))
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> Path:
+    folder = tmp_path / "release"
+    (folder / "flashinfer").mkdir(parents=True)
+    source = f'class ArtifactPath:\n    TRTLLM_GEN_FMHA: str = "{ARTIFACT}/fmha/trtllm-gen/"\n'
+    (folder / "flashinfer" / "artifacts.py").write_text(source, encoding="utf-8")
+    return folder
+
+
+def test_a_list_is_read_by_its_own_columns_and_to_its_own_end(tmp_path: Path) -> None:
+    found = read_kernels(write_list(tmp_path, *ROWS), ARTIFACT)
+    assert [(each.name, each.build, each.shared_memory) for each in found.kernels] == [
+        ("family", "100f", 4096),
+        ("own", "103", 4096),
+    ]
+    assert [found.by_name["family"].runs_on(sm) for sm in (90, 100, 103, 110)] == [
+        *(False, True),
+        *(True, False),
+    ]
+    assert [found.by_name["own"].runs_on(sm) for sm in (100, 103)] == [False, True]
+    assert found.shipped == {"family": ""}
+
+
+def test_a_list_that_is_none_is_an_error_that_names_its_file(tmp_path: Path) -> None:
+    root = write_list(tmp_path, "{ 1, 2 },\n")
+    with pytest.raises(KernelListError, match=r"flashInferMetaInfo\.h: no list of kernels can be"):
+        read_kernels(root, ARTIFACT)
+
+
+def test_what_a_wheel_ships_is_read_from_its_record(tmp_path: Path) -> None:
+    root = write_list(tmp_path / KERNELS, *ROWS)
+    digest = base64.urlsafe_b64encode(bytes.fromhex(SHA)).rstrip(b"=").decode()
+    place = f"{KERNELS}/{ARTIFACT}/fmha/trtllm-gen"
+    record = tmp_path / "flashinfer_cubin-0.6.13.dist-info" / "RECORD"
+    record.parent.mkdir()
+    lines = [f"{place}/own.cubin,sha256={digest},5", f"{place}/include/a.h,sha256={digest},5"]
+    record.write_text("\n".join(lines), encoding="utf-8")
+    assert read_kernels(root, ARTIFACT).shipped == {"own": SHA}
+
+
+def test_a_list_is_found_on_the_machine_or_in_a_wheel_of_any_release_that_has_it(
+    release: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    has: dict[str, Path] = {}
+
+    def sandbox(version: str, *_: object, **__: object) -> Path:
+        asked.append(version)
+        if version in has:
+            return has[version]
+        message = f"{version}: there is none"
+        raise SandboxError(message)
+
+    monkeypatch.setattr(kernels_module, "sandbox", sandbox)
+    monkeypatch.setattr(kernels_module, "_releases_with", lambda *_: ["0.6.17", "0.6.12"])
+    with pytest.raises(KernelListError, match=r"01234567.*tried 0\.6\.17, 0\.6\.12; FLASHINFER_CU"):
+        find_kernels(release, "0.6.17")
+    assert artifact_of(release) == ARTIFACT
+    has["0.6.12"] = tmp_path / "wheel"
+    write_list(has["0.6.12"] / KERNELS, *ROWS)
+    assert len(find_kernels(release, "0.6.17").kernels) == 2
+    write_list(release / KERNELS, ROWS[0])  # an offline folder with both packages
+    asked.clear()
+    assert len(find_kernels(release, "0.6.17").kernels) == 1
+    monkeypatch.setenv(VARIABLE, str(write_list(tmp_path / "chosen", ROWS[1])))
+    assert find_kernels(release, "0.6.17").kernels[0].name == "own"
+    assert asked == []
+
+
+def test_a_release_that_names_no_kernels_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(KernelListError, match="names no TRTLLM_GEN_FMHA"):
+        artifact_of(tmp_path)
+
+
+def test_kinds_are_distinct_and_each_is_asked_by_several_calls() -> None:
+    every = list(kinds())
+    assert len(every) == len(set(every)) > 12_000
+    assert all(map(can_be_asked, every))
+    assert {len(calls_of(feature)) for feature in every} == {2, 3, 5, 12}
+    assert {call.batch for call in calls_of(DECODE)} == {1, 8, 64, 256}
+    assert not can_be_asked(Feature("paged_attention", "fa2"))
+    assert not can_be_asked(Feature("paged_attention", "trtllm-gen", soft_cap=True))
+
+
+class Recorder:
+    """Stands for the driver: what the functions of the test say is recorded."""
+
+    def __init__(self) -> None:
+        self.entries: list[dict[str, Any]] = []
+
+    def clear(self) -> None:
+        self.entries.clear()
+
+    def log(self) -> list[dict[str, Any]]:
+        return list(self.entries)
+
+
+LAUNCH = {"launch": "k", "grid": [1, 2, 3], "block": 384, "cluster": 2, "shared": 4096}
+
+
+def host_of(function: Callable[..., None], recorder: Recorder) -> Host:
+    return Host(dict.fromkeys(("decode", "context", "ragged", "latent"), function), recorder)
+
+
+def call(**changes: int) -> dict[str, int]:
+    return {"batch": 2, "query_len": 1, "kv_len": 48, "kv_heads": 2, **changes}
+
+
+def test_a_call_is_answered_by_what_it_launches_or_by_its_error() -> None:
+    recorder = Recorder()
+    given: dict[str, Any] = {}
+
+    def decode(kv_cache_sf: object = None, **arguments: Any) -> None:  # noqa: ANN401  of the API
+        given.update(arguments, kv_cache_sf=kv_cache_sf)
+        if arguments["max_seq_len"] > 48:
+            message = "Missing kernel"
+            raise RuntimeError(message)
+        batch = arguments["query"].shape[0]
+        recorder.entries += {
+            2: [LAUNCH, {"reduction": "r"}],
+            3: [{"refused": "a cluster of 32 blocks"}],
+            4: [],
+        }[batch]
+
+    host = host_of(decode, recorder)
+    fields = Feature(**{**DECODE.to_json(), "kv_dtype": "nvfp4", "window": True}).to_json()
+    assert host.ask(fields, call()) == {
+        **{name: value for name, value in LAUNCH.items() if name != "launch"},
+        "kernel": "k",
+        "reduces": True,
+    }
+    assert given["query"].shape == (2, 16, 128)
+    assert [part.shape for part in given["kv_cache"]] == [(8, 2, 16, 64)] * 2
+    assert [part.shape for part in given["kv_cache_sf"]] == [(8, 2, 16, 8)] * 2
+    assert (given["block_tables"].shape, given["window_left"]) == ((2, 3), 127)
+    assert host.ask(fields, call(batch=3)) == {"error": "the driver refuses a cluster of 32 blocks"}
+    assert host.ask(fields, call(batch=4)) == {"error": "nothing was launched"}
+    assert host.ask(fields, call(kv_len=49)) == {"error": "RuntimeError: Missing kernel"}
+
+
+def test_a_kernel_that_is_not_shipped_is_an_error() -> None:
+    recorder = Recorder()
+
+    def latent(**_: object) -> None:
+        host.missing.append("k")
+        recorder.entries.append(LAUNCH)
+
+    host = host_of(latent, recorder)
+    mla = Feature("mla", "trtllm-gen", head_dim_qk=576, head_dim_vo=512, page_size=32)
+    assert host.ask(mla.to_json(), call()) == {"error": "the kernel k is not shipped"}
+
+
+def test_a_host_that_dies_costs_the_kind_that_it_dies_of() -> None:
+    recorder = Recorder()
+
+    def ragged(**arguments: Any) -> None:  # noqa: ANN401  of the API
+        if arguments["max_kv_len"] == 7:
+            os.kill(os.getpid(), signal.SIGFPE)
+        recorder.entries.append(LAUNCH)
+
+    host = host_of(ragged, recorder)
+    feature = Feature(
+        "ragged_attention", "trtllm-gen", phase="prefill", head_dim_qk=192, head_dim_vo=128
+    ).to_json()
+    cells = [(feature, [call(kv_len=length)]) for length in (5, 7, 9)]
+    found = list(answers_in_forks(host, cells))
+    assert [each[0].get("kernel", each[0]) for each in found] == [
+        *("k", {"died": signal.SIGFPE}),
+        "k",
+    ]
+
+
+def test_an_error_is_told_without_places() -> None:
+    raised = "RuntimeError: Error in function 'loadKernel' at /a/b.cu:12: not found:\n x=1"
+    assert plain_error(raised) == "RuntimeError: loadKernel: not found: x=1"
+
+
+def test_a_list_alone_says_whether_there_is_a_kernel_of_the_types(tmp_path: Path) -> None:
+    found = read_kernels(write_list(tmp_path, *ROWS), ARTIFACT)
+    mixed = Feature(**{**DECODE.to_json(), "kv_dtype": "float8_e4m3fn"})
+    listed = list(list_kernels(found, [DECODE, mixed], [100, 103]))
+    assert [(each.sm, each.outcome, each.kernels) for each in listed] == [
+        (100, RUNS, ("family",)),
+        (100, RAISES, ()),
+        (103, RUNS, ("family",)),
+        (103, RUNS, ("own",)),
+    ]
+    assert listed[1].error == ABSENT
+
+
+needs_cuda = pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc on the PATH")
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    library = tmp_path_factory.mktemp("driver") / "librecording.so"
+    words = ["g++", "-std=c++17", "-Wall", "-Werror", "-fPIC", "-shared", str(DRIVER_SOURCE)]
+    include = find_nvcc().home / "include"
+    subprocess.run([*words, f"-I{include}", "-o", str(library)], check=True)
+    found = ctypes.CDLL(str(library))
+    found.recording_log.restype = ctypes.c_char_p
+    return found
+
+
+def recorded(driver: ctypes.CDLL) -> list[Mapping[str, Any]]:
+    found: list[Mapping[str, Any]] = json.loads(f"[{driver.recording_log().decode()}]")
+    driver.recording_clear()
+    return found
+
+
+@needs_cuda
+def test_the_driver_holds_a_kernel_to_the_chips_shared_memory(driver: ctypes.CDLL) -> None:
+    driver.recording_chip(103, 148, 232448)
+    function, dynamic_shared_memory = ctypes.c_void_p(), 8
+    assert driver.cuModuleGetFunction(ctypes.byref(function), None, b"a_kernel") == 0
+    assert driver.cuFuncSetAttribute(function, dynamic_shared_memory, 232448) == 0
+    assert recorded(driver) == []
+    assert driver.cuFuncSetAttribute(function, dynamic_shared_memory, 232449) != 0
+    assert recorded(driver) == [{"refused": "shared memory of 232449 bytes, of 232448"}]
+
+
+@needs_cuda
+def test_the_driver_says_which_chip_it_is(driver: ctypes.CDLL) -> None:
+    driver.recording_chip(103, 148, 232448)
+    value, asked = ctypes.c_int(), {"major": 75, "minor": 76, "multiprocessors": 16, "shared": 97}
+    told = {}
+    for name, attribute in asked.items():
+        assert driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, 0) == 0
+        assert driver.cudaDeviceGetAttribute(ctypes.byref(value), attribute, 0) == 0
+        told[name] = value.value
+    assert told == {"major": 10, "minor": 3, "multiprocessors": 148, "shared": 232448}
+
+
+@pytest.mark.slow
+@needs_cuda
+def test_a_release_that_is_kept_answers_itself() -> None:
+    folder = cache_folder() / "flashinfer" / "0.6.13"
+    if not folder.is_dir():
+        pytest.skip("`kernelproof support --binaries 0.6.13` has not fetched the release")
+    kept = release_in(folder)
+    found = find_kernels(folder, kept.version)
+    assert {kernel.name: kernel.sha256 for kernel in found.kernels} == found.shipped
+    build: Build = build_launcher(kept, found, find_nvcc())
+    wide = Feature(**{**DECODE.to_json(), "head_dim_qk": 512, "head_dim_vo": 512, "page_size": 128})
+    mla = {"operation": "mla", "backend": "trtllm-gen", "head_dim_qk": 576, "head_dim_vo": 512}
+    few = Feature(**mla, page_size=64, group_size=96)
+    asked = ask_release(kept, build, found, [DECODE, wide, few], [100, 103])
+    outcomes = {(each.sm, each.feature): each.outcome for each in asked}
+    for sm in (100, 103):
+        assert [outcomes[sm, each] for each in (DECODE, wide, few)] == [
+            *(RUNS, RAISES),
+            RAISES_FOR_SOME,
+        ]
+    assert found.by_name[asked[0].kernels[0]].build in {"100", "100f"}
+    assert Selection(DECODE, 100, ()).outcome == DIES
