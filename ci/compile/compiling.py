@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from ...impl.flashinfer.modules import BROKEN, GENERATED, Unit
 from ...impl.gating.knowledge import Compilation, CompiledUnit
-from ...impl.gating.rules import COMPILED, FAILED, INCOMPLETE, UNJUDGED
+from ...impl.gating.rules import COMPILED, FAILED, INCOMPLETE, STUB, UNJUDGED
 from ...impl.targets.capability import parse_capability
 from ...impl.targets.data_files import read_json
 from ...properties.findings.files import dumps, write_text
@@ -286,11 +286,15 @@ def record_of(plan: Plan, ended: Mapping[str, Compiled]) -> CompiledUnit | None:
     if len(found) < len(plan.jobs) and not fails:
         return None
     kernels = sum(each.kernels for _, each in found)
+    stubs = sum(each.stubs for _, each in found)
     status, message = COMPILED, ""
     if fails:
         status, message = FAILED, fails[0]
     elif open_:
         status, message = UNJUDGED, open_[0]
+    elif kernels == 0 and stubs:
+        status = STUB
+        message = f"it compiles, but each kernel that matches {plan.unit.kernel} only returns"
     elif kernels == 0:
         status = INCOMPLETE
         message = f"it compiles, but no kernel in it matches {plan.unit.kernel}"

@@ -189,7 +189,8 @@ def _key(
     text = "\n".join(words)
     for root, name in roots.items():
         text = text.replace(root, f"<{name}>")
-    parts = [release.version, unit.kernel, nvcc.version, without_paths(text)]
+    # What was remembered when kernels were counted by name only is no answer.
+    parts = ["bodies", release.version, unit.kernel, nvcc.version, without_paths(text)]
     digest = hashlib.sha256("\0".join(parts).encode())
     digest.update(source.read_bytes())
     return digest.hexdigest()

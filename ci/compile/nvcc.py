@@ -13,6 +13,8 @@ from pathlib import Path
 
 from ..console.errors import MachineError
 from ..releases.subprocess_runner import run_to_end
+from .bodies import bodies_of
+from .fatbins import ELF, CodeError, codes_in
 
 COMPILES, FAILS, UNDECIDED = "compiles", "fails", "undecided"
 LONGEST_MESSAGE = 300
@@ -58,12 +60,14 @@ class Compiled:
         seconds: the seconds of nvcc.
         message: its first error.
         kernels: how many kernels of the one asked for it holds.
+        stubs: how many more it holds by name only, with a body that has no effect.
     """
 
     state: str
     seconds: float
     message: str = ""
     kernels: int = 0
+    stubs: int = 0
 
 
 def find_nvcc() -> Nvcc:
@@ -134,8 +138,11 @@ def compile_object(
             return Compiled(state, ended.seconds, message)
         if not target.is_file():
             return Compiled(UNDECIDED, ended.seconds, "nvcc ends with status 0 and writes nothing")
-        kernels = count_kernels(target.read_bytes(), kernel)
-        return Compiled(COMPILES, ended.seconds, kernels=kernels)
+        try:
+            kernels, stubs = count_kernels(target.read_bytes(), kernel)
+        except CodeError as error:
+            return Compiled(UNDECIDED, ended.seconds, f"the object cannot be read: {error}")
+        return Compiled(COMPILES, ended.seconds, kernels=kernels, stubs=stubs)
 
 
 def _without_output(words: Sequence[str]) -> list[str]:
@@ -143,15 +150,28 @@ def _without_output(words: Sequence[str]) -> list[str]:
     return [word for index, word in enumerate(words) if index not in places]
 
 
-def count_kernels(data: bytes, pattern: str) -> int:
+def count_kernels(data: bytes, pattern: str) -> tuple[int, int]:
     """Count the kernels of an object whose mangled name matches a regular expression.
 
     An object holds, as a string, the name of each kernel that it registers with CUDA: of all that
-    were instantiated, and so compiled for each chip asked for.
+    were instantiated. One that the preprocessor emptied for the chip is among them, as a stub.
+
+    Returns:
+        The number of kernels that have an effect, and that of stubs.
+
+    Raises:
+        CodeError: the device code of the object cannot be read.
     """
     wanted = re.compile(pattern.encode())
-    names = set(re.findall(rb"(?<=\0)_Z[\w$.]+(?=\0)", data))
-    return sum(wanted.match(name) is not None for name in names)
+    names = {
+        name.decode() for name in re.findall(rb"(?<=\0)_Z[\w$.]+(?=\0)", data) if wanted.match(name)
+    }
+    idle: dict[str, bool] = {}
+    if data.startswith(ELF):
+        for body in (body for code in codes_in(data) for body in bodies_of(code)):
+            idle[body.name] = body.idle and idle.get(body.name, True)
+    stubs = sum(idle.get(name, False) for name in names)
+    return len(names) - stubs, stubs
 
 
 def first_error(told: str) -> str:

@@ -19,12 +19,14 @@ import textwrap
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
+from ...impl.targets.target import CPUS
 from ..console.errors import MACHINE, UsageRefusedError
 from .packages import FLASHINFER_PACKAGE, Package
 
@@ -40,23 +42,11 @@ PIP_FLAGS = (
     "--timeout=20",
 )
 INSTALL = ("install", "--no-compile", "--target")
-DOWNLOAD = (
-    *("download", "--implementation=cp", "--python-version=3.11"),
-    *(f"--abi={abi}" for abi in ("cp311", "abi3", "cp38", "none")),
-    *(
-        f"--platform={name}"
-        for name in (
-            "manylinux_2_34_x86_64",
-            "manylinux_2_31_x86_64",
-            "manylinux_2_28_x86_64",
-            "manylinux1_x86_64",
-            "any",
-        )
-    ),
-    "--dest",
-)
-"""Nothing of a wheel's binaries is kept, so one of any platform and Python will do."""
+MANYLINUX = ("_2_39", "_2_35", "_2_34", "_2_31", "_2_28", "_2_27", "_2_24", "2014", "1")
+"""Versions of the C library that wheels name."""
 PIP_PROGRESS = re.compile(r"\s*(?:Collecting|Downloading|Processing|Installing collected)\b")
+NAME = re.compile(r"[A-Za-z\d](?:[\w.-]*[A-Za-z\d])?")
+"""Name of a distribution."""
 LONGEST_REASON = 300
 ABANDONED_SECONDS = 24 * 3600
 """Age from which a folder that an installation left behind, killed on its way, is removed."""
@@ -202,6 +192,70 @@ def _installed(requirement: str, place: Path, package: Package, tell: Tell) -> P
     return place
 
 
+def download(cpu: str) -> tuple[str, ...]:
+    """Return the words by which pip downloads a wheel for a processor, up to the folder.
+
+    What a wheel holds for GPUs depends on no Python: the one for 3.11 stands for all.
+    """
+    return (
+        *("download", "--implementation=cp", "--python-version=3.11"),
+        *(f"--abi={abi}" for abi in ("cp311", "abi3", "cp38", "none")),
+        *(f"--platform=manylinux{each}_{cpu}" for each in MANYLINUX),
+        *("--platform=any", "--dest"),
+    )
+
+
+def fetched_wheel(requirement: str, cpu: str, *, tell: Tell = quietly) -> Path:
+    """Return a wheel of the cache, downloaded if it is not there.
+
+    Args:
+        requirement: a distribution and its version, such as ``sglang-kernel==0.4.4``.
+        cpu: the processor, one of ``CPUS``.
+        tell: function that is called with a line of progress now and then.
+
+    Raises:
+        SandboxError: there is no such release, or it cannot be downloaded.
+    """
+    name, _, text = requirement.partition("==")
+    version = _version(text.strip())
+    if version is None or not NAME.fullmatch(name.strip()):
+        message = f"{requirement}: is no package and version, such as sglang-kernel==0.4.4"
+        raise SandboxError(message)
+    place = cache_folder() / "wheels" / cpu
+    wanted = canonicalize_name(name.strip()), Version(version)
+    if kept := _kept_wheel(place, wanted):
+        return kept
+    tell(f"{requirement}: downloading its wheel for {cpu} into {place}, once")
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(place / "wheel")
+        with _temporary(place / "wheel") as scratch:
+            _pip(download(cpu), "==".join(map(str, wanted)), scratch / "fetched", scratch, tell)
+            for each in (scratch / "fetched").glob("*.whl"):
+                each.replace(place / each.name)
+    except SandboxMachineError as error:
+        message = f"{error.message}; or put the wheel into {place}"
+        raise SandboxMachineError(message) from error
+    except SandboxError as error:
+        message = f"{error.message}, for {cpu}"
+        raise SandboxError(message) from error
+    except OSError as error:
+        message = f"{requirement}: {place} cannot be written ({error.strerror})"
+        raise SandboxMachineError(message) from error
+    if kept := _kept_wheel(place, wanted):
+        return kept
+    message = f"{requirement}: pip downloaded no wheel of it for {cpu}"
+    raise SandboxError(message)
+
+
+def _kept_wheel(place: Path, wanted: tuple[str, Version]) -> Path | None:
+    for path in sorted(place.glob("*.whl")):
+        with suppress(InvalidWheelFilename):
+            if parse_wheel_filename(path.name)[:2] == wanted:
+                return path
+    return None
+
+
 @contextmanager
 def _temporary(place: Path) -> Iterator[Path]:
     """Return a folder beside a place, gone afterwards with what is left in it."""
@@ -238,7 +292,7 @@ def _extract_sources(
     wheels = [Path(requirement)]
     if wheels[0].suffix != ".whl":
         fetched = scratch / "fetched"
-        _pip(DOWNLOAD, requirement, fetched, scratch, tell)
+        _pip(download(CPUS[0]), requirement, fetched, scratch, tell)
         wheels = [*fetched.glob("*.whl")]
     try:
         for wheel in wheels:

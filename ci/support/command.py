@@ -50,7 +50,7 @@ NUMBERS = ("D", "N")
 """Placeholders of whole numbers."""
 WITHOUT_COMPLETION = ("--kv-storage",)
 SECTIONS = {
-    "Chips and releases": ("--sm", "--flashinfer", "--against"),
+    "Chips and releases": ("--sm", "--cpu", "--flashinfer", "--against"),
     "The call": ("--model", *FIELDS),
     "What to answer": (
         "--require",
@@ -104,6 +104,11 @@ def feature_options(command: Callable[..., int]) -> Callable[..., int]:
     shell_complete=chip_names,
 )
 @click.option(
+    "--cpu",
+    metavar="NAME",
+    help="Processor of the machine: x86_64 or aarch64. Wheels for them hold other kernels.",
+)
+@click.option(
     "--flashinfer",
     "releases",
     multiple=True,
@@ -130,8 +135,9 @@ def feature_options(command: Callable[..., int]) -> Callable[..., int]:
 )
 @click.option(
     "--binaries",
-    metavar="VERSION|WHEEL|FOLDER",
-    help="Compare the rules with the kernels that this release selects.",
+    metavar="RELEASE|WHEEL|PACKAGE==VERSION",
+    help="Compare the rules with the kernels that a FlashInfer release selects; of another wheel, "
+    "answer what its libraries hold for each chip.",
 )
 @click.option(
     "--compile",
@@ -169,13 +175,15 @@ def support(
 
     With --declared, compares the rules with what releases of FlashInfer declare, and exits with 1
     where they disagree; with --binaries, with the kernels that a release's own code selects (of one
-    call, if there are fields of one), for which nvcc builds its launcher. With --compile, compiles
-    FlashInfer's modules for chips that need not be here, and writes the records to --json.
+    call, if there are fields of one), for which nvcc builds its launcher. Of a wheel of another
+    package it reads which kernels the libraries hold for each chip, and which of them are stubs.
+    With --compile, compiles FlashInfer's modules for chips that need not be here, and writes the
+    records to --json.
     """
     outputs.check()
     declared, compiled = options.pop("declared"), options.pop("compiled")
     explained, required = options.pop("explained"), options.pop("required")
-    binaries = options.pop("binaries")
+    binaries, cpu = options.pop("binaries"), _cpu(options.pop("cpu"))
     making = {name: options.pop(name) for name in ("units", "jobs")}
     if compiled is None and (given := next((name for name in making if making[name]), None)):
         message = f"{'--jobs' if given == 'jobs' else '--unit'} goes with --compile"
@@ -183,6 +191,13 @@ def support(
     if compiled is not None:
         return _compile(releases, compiled, outputs=outputs, **making)
 
+    if binaries is not None and not _is_flashinfer(binaries):
+        from .shipped import answer_binaries
+
+        chips = chips_of(sm)
+        return answer_binaries(
+            binaries, chips, cpu=cpu, outputs=outputs, verbose=verbose, tell=_tell
+        )
     book = _load(folder)
     if declared:
         from .declared import compare_releases
@@ -224,6 +239,12 @@ def support(
     return NONCONFORMING if required and not _served(made, each=model is not None) else CONFORMING
 
 
+def _is_flashinfer(release: str) -> bool:
+    """Whether a release is a version of FlashInfer, its wheel or a folder."""
+    wheel = release.endswith(".whl")
+    return "==" not in release and (not wheel or Path(release).name.startswith("flashinfer"))
+
+
 def _given(options: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a call that were given."""
     return {name: value for name, value in options.items() if value is not None}
@@ -236,6 +257,21 @@ def _load(folder: Path | None) -> RuleBook:
         return load_rules(folder) if folder else load_rules()
     except RulesError as error:
         message = f"--rules: {error}" if folder else str(error)
+        raise UsageRefusedError(message) from error
+
+
+def _cpu(name: str | None) -> str:
+    """Return the processor that was named; empty if none was.
+
+    Raises:
+        UsageRefusedError: there is none of that name.
+    """
+    from ...impl.targets.target import parse_cpu
+
+    try:
+        return parse_cpu(name) if name else ""
+    except ValueError as error:
+        message = f"--cpu: {error}"
         raise UsageRefusedError(message) from error
 
 

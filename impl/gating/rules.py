@@ -25,12 +25,13 @@ anything is launched; the answer is wrong; CUDA fails or the process dies; it do
 answer is right, of a small call at least."""
 DECLARED, REPORTED, COMPILED, SELECTED, RUN = LEVELS
 RIGHT, NOT_RUN = "right", "not run"
-FAILED, INCOMPLETE = "failed", "incomplete"
+FAILED, INCOMPLETE, STUB = "failed", "incomplete", "stub"
 REFUSED, OTHER_CHIP, ABSENT, UNJUDGED = "refused", "other-chip", "absent", "unjudged"
 STATUSES: Mapping[str, str] = {
     COMPILED: "every object compiled for this chip, and they hold the kernel",
     FAILED: "nvcc refused a source",
     INCOMPLETE: "it compiled without the kernel: calls that need it throw",
+    STUB: "it compiled, but the body of the kernel only returns on this chip",
     REFUSED: "FlashInfer generates no such module for this chip",
     OTHER_CHIP: "FlashInfer generates it for other chips, whatever the chip",
     ABSENT: "this release has no such module",

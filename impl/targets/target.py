@@ -20,6 +20,9 @@ FIELDS = {
     "triton": "triton",
 }
 """Field of a target by the name of the package whose version it is."""
+CPUS = ("x86_64", "aarch64")
+"""Processors for which wheels with kernels are published."""
+_SAME_CPUS = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
 
 
 class UnsupportedError(RuntimeError):
@@ -42,9 +45,11 @@ class Target:
         torch, triton: versions; None where absent.
         providers: versions of further distributions; those that are not given are the installed
             ones, see ``version_of``.
+        cpu: the processor's architecture, one of ``CPUS``: wheels of one version for two of them
+            hold kernels for different chips. Empty where it does not matter.
 
     Raises:
-        ValueError: ``sm`` is no compute capability.
+        ValueError: ``sm`` is no compute capability, or ``cpu`` no processor of ``CPUS``.
     """
 
     sm: int | None
@@ -56,6 +61,7 @@ class Target:
     torch: str | None
     triton: str | None
     providers: tuple[tuple[str, str | None], ...]
+    cpu: str
     _asked: dict[str, str | None] = field(init=False, repr=False, compare=False)
 
     # Written out: what may be given is more than what the fields hold.
@@ -70,6 +76,7 @@ class Target:
         torch: str | None = None,
         triton: str | None = None,
         providers: Mapping[str, str | None] | Iterable[tuple[str, str | None]] = (),
+        cpu: str = "",
     ) -> None:
         """Bring chip, artifacts and providers to one form."""
         chip = None if sm is None else parse_capability(sm)
@@ -85,6 +92,7 @@ class Target:
             "torch": torch,
             "triton": triton,
             "providers": tuple(sorted(given.items())),
+            "cpu": parse_cpu(cpu) if cpu else "",
             "_asked": given,
         }
         for name, value in fields.items():
@@ -121,6 +129,8 @@ class Target:
         """Return a JSON-able dictionary, with the versions of the providers that were asked for."""
         data = asdict(self)
         del data["providers"], data["_asked"]
+        if not self.cpu:
+            del data["cpu"]
         return {**data, "providers": dict(sorted(self._asked.items()))} if self._asked else data
 
     def version_of(self, provider: str) -> str | None:
@@ -135,6 +145,19 @@ class Target:
         if name not in self._asked:
             self._asked[name] = installed_version(name)
         return self._asked[name]
+
+
+def parse_cpu(text: str) -> str:
+    """Return a processor of ``CPUS`` by one of its names.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    name = text.strip().lower()
+    if (found := _SAME_CPUS.get(name, name)) not in CPUS:
+        message = f"cpu is {text!r}; it must be {' or '.join(CPUS)}"
+        raise ValueError(message)
+    return found
 
 
 def installed_version(distribution: str) -> str | None:
