@@ -191,30 +191,16 @@ def support(
     if compiled is not None:
         return _compile(releases, compiled, outputs=outputs, **making)
 
-    if binaries is not None and not _is_flashinfer(binaries):
-        from .shipped import answer_binaries
-
-        chips = chips_of(sm)
-        return answer_binaries(
-            binaries, chips, cpu=cpu, outputs=outputs, verbose=verbose, tell=_tell
+    if binaries is not None:
+        chips = () if sm is None else chips_of(sm)
+        return _answer_binaries(
+            binaries, chips, cpu, _given(options), folder=folder, verbose=verbose, outputs=outputs
         )
     book = _load(folder)
     if declared:
         from .declared import compare_releases
 
         return compare_releases(declared, book=book, outputs=outputs, tell=_tell)
-    if binaries is not None:
-        from .selected import compare_binaries
-
-        return compare_binaries(
-            binaries,
-            () if sm is None else chips_of(sm),
-            _given(options),
-            book=book,
-            outputs=outputs,
-            verbose=verbose,
-            tell=_tell,
-        )
     if len(releases) > 1:
         message = "--flashinfer may be repeated with --compile alone; see --against"
         raise UsageRefusedError(message)
@@ -237,6 +223,30 @@ def support(
     _write(made, book, outputs)
     _print(made, left_out, reasons=bool(asked) or sm is not None, verbose=verbose)
     return NONCONFORMING if required and not _served(made, each=model is not None) else CONFORMING
+
+
+def _answer_binaries(
+    release: str,
+    chips: Sequence[int | None],
+    cpu: str,
+    asked: dict[str, Any],
+    *,
+    folder: Path | None,
+    verbose: bool,
+    outputs: Outputs,
+) -> int:
+    """Answer what a release of FlashInfer selects, or what the libraries of another wheel hold."""
+    if not _is_flashinfer(release):
+        from .shipped import answer_binaries
+
+        return answer_binaries(
+            release, chips or chips_of(None), cpu=cpu, outputs=outputs, verbose=verbose, tell=_tell
+        )
+    from .selected import compare_binaries
+
+    return compare_binaries(
+        release, chips, asked, book=_load(folder), outputs=outputs, verbose=verbose, tell=_tell
+    )
 
 
 def _is_flashinfer(release: str) -> bool:

@@ -202,11 +202,12 @@ def test_a_call_is_answered_by_what_it_launches_or_by_its_error() -> None:
             message = "Missing kernel"
             raise RuntimeError(message)
         batch = arguments["query"].shape[0]
-        recorder.entries += {
+        answers: dict[int, list[dict[str, Any]]] = {
             2: [LAUNCH, {"reduction": "r"}],
             3: [{"refused": "a cluster of 32 blocks"}],
             4: [],
-        }[batch]
+        }
+        recorder.entries += answers[batch]
 
     host = host_of(decode, recorder)
     fields = Feature(**{**DECODE.to_json(), "kv_dtype": "nvfp4", "window": True}).to_json()
@@ -328,8 +329,9 @@ def test_a_release_that_is_kept_answers_itself() -> None:
     assert {kernel.name: kernel.sha256 for kernel in found.kernels} == found.shipped
     build: Build = build_launcher(kept, found, find_nvcc())
     wide = Feature(**{**DECODE.to_json(), "head_dim_qk": 512, "head_dim_vo": 512, "page_size": 128})
-    mla = {"operation": "mla", "backend": "trtllm-gen", "head_dim_qk": 576, "head_dim_vo": 512}
-    few = Feature(**mla, page_size=64, group_size=96)
+    few = Feature(
+        "mla", "trtllm-gen", head_dim_qk=576, head_dim_vo=512, page_size=64, group_size=96
+    )
     asked = ask_release(kept, build, found, [DECODE, wide, few], [100, 103])
     outcomes = {(each.sm, each.feature): each.outcome for each in asked}
     for sm in (100, 103):
