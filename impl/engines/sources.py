@@ -216,23 +216,32 @@ class _World(MetaPathFinder, Loader):
         """Let its modules be imported, and no others of their names."""
         others = self._taken()
         sys.modules.update(self._modules)
+        known = len(sys.modules)
         sys.meta_path.insert(0, self)
         try:
             yield
         finally:
             sys.meta_path.remove(self)
-            self._modules = self._taken()
+            # Thousands of names are not looked through after each call of a kernel.
+            kept = len(sys.modules) == known and self._modules.keys() <= sys.modules.keys()
+            names = list(self._modules) if kept else self._names()
+            self._modules = {name: sys.modules.pop(name) for name in names}
             sys.modules.update(others)
 
     def _taken(self) -> dict[str, ModuleType]:
         """Take the modules of these names out of ``sys.modules``."""
+        if sys.modules.keys().isdisjoint((self._package.name, *self._stubs)):
+            return {}
+        return {name: sys.modules.pop(name) for name in self._names()}
+
+    def _names(self) -> list[str]:
+        """Return the names of the engine's modules, and of stubs, that are in ``sys.modules``."""
         inside = f"{self._package.name}."
-        names = [
+        return [
             name
             for name in list(sys.modules)
             if name == self._package.name or name.startswith(inside) or name in self._stubs
         ]
-        return {name: sys.modules.pop(name) for name in names}
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Find a module, as the import system asks for it."""

@@ -189,7 +189,10 @@ def _parents(problem: BatchProblem, step: int) -> torch.Tensor:
 
 def _mask(problem: BatchProblem, step: int) -> torch.Tensor:
     """Return which keys each new token sees, flat, where a mask is packed; else nothing."""
-    rows, parents = [torch.zeros(0, dtype=torch.bool)], _parents(problem, step).tolist()
+    rows = [torch.zeros(0, dtype=torch.bool)]
+    if problem.output != "packed_mask":
+        return rows[0]
+    parents = _parents(problem, step).tolist()
     start = 0
     for new, keys in zip(*problem.steps[step], strict=True):
         seen = torch.ones((new, keys), dtype=torch.bool)
@@ -198,7 +201,7 @@ def _mask(problem: BatchProblem, step: int) -> torch.Tensor:
             seen[token, keys - new + token] = True
         rows.append(seen.flatten())
         start += new
-    return torch.cat(rows) if problem.output == "packed_mask" else rows[0]
+    return torch.cat(rows)
 
 
 def prepared(inputs: BatchInputs) -> torch.Tensor:

@@ -23,6 +23,7 @@ from kernelproof.ci.console.errors import UsageRefusedError
 from kernelproof.ci.releases.packages import PACKAGES
 from kernelproof.impl.registry import BUILT_IN, built_in_compiler, built_in_provider
 from kernelproof.impl.targets.backends import TRITON, VLLM
+from kernelproof.impl.targets.optional import missing
 from kernelproof.impl.targets.unpacked import FROM
 
 OLD, NEW = "9.9.1", "9.9.2"
@@ -210,6 +211,47 @@ def test_a_side_of_an_engine_is_its_python_files(here: Path) -> None:
     versions = report["machines"][0]["versions"]
     assert [versions[side]["vllm"] for side in ("baseline", "candidate")] == [OLD, NEW]
     assert changes(report).keys() == {"new-failure"}
+
+
+RANKS_FILE, BATCH_FILE = "v1/worker/gpu/cp_utils.py", "v1/worker/gpu/input_batch.py"
+RANKS = """
+def prepare_dcp_local_seq_lens(out, seq_lens, num_reqs, dcp_size, dcp_rank, cp_interleave):
+    turns, rest = seq_lens // (dcp_size * cp_interleave), seq_lens % (dcp_size * cp_interleave)
+    rest = (rest - dcp_rank * cp_interleave).clamp(0, cp_interleave)
+    out.zero_()
+    out[:num_reqs] = turns * cp_interleave + rest + {more}
+"""
+BATCHES = """
+import torch
+_prepare_pos_seq_lens_kernel = None
+
+def prepare_pos_seq_lens(idx_mapping, query_start_loc, num_computed_tokens, pos, seq_lens):
+    news, before = query_start_loc.diff(), num_computed_tokens[idx_mapping.long()]
+    seq_lens.zero_()
+    seq_lens[: len(news)] = before + news
+    places = [torch.arange(n) + b for n, b in zip(news.tolist(), before.tolist())]
+    pos[: int(query_start_loc[-1])] = torch.cat([pos[:0], *places])
+"""
+
+
+@pytest.mark.skipif(missing("triton", "triton") is not None, reason="adapters ask for triton")
+def test_an_engines_builder_that_changed_is_found_and_a_missing_one_named_with_its_file(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    right = {"__init__.py": "", RANKS_FILE: RANKS.format(more=0), BATCH_FILE: BATCHES}
+    release(here / "old", "vllm", OLD, right)
+    release(here / "new", "vllm", NEW, {"__init__.py": "", RANKS_FILE: RANKS.format(more=1)})
+    words = [*WORDS[: WORDS.index("--law")], "--law", "batch_parity", "--jobs", "1"]
+    asked = [f"--implementation={name}" for name in ("vllm-local-seq-lens", "vllm-positions")]
+    bumped = ["bump", "--package", "vllm", "old", "new", "--part", "behaviour"]
+    assert main([*bumped, *asked, *words]) == 1
+    found = changes(json.loads((here / "report.json").read_text()))
+    assert found.keys() == {"new-failure", "implementation-lost"}
+    assert found["new-failure"]["subject"] == "vllm-local-seq-lens"
+    lost = found["implementation-lost"]
+    assert lost["subject"] == "vllm-positions"
+    assert f"vllm {NEW} has no vllm/{BATCH_FILE}" in lost["message"]
 
 
 def test_folders_of_other_engines_stay(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
