@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import torch
 
 from ...reference import QuantizedMatrix
-from ...reference.tensors.inputs import Inputs
+from ...reference.tensors.inputs import Inputs, MergeInputs
 from .comparison import same_bits
 
 
@@ -35,6 +36,22 @@ class Snapshot:
             for name, storage in self.storages.items()
             if not same_bits(storage, self._storages[name])
         ]
+
+
+def readable(inputs: Inputs, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    """Return a record's tensors without what a call may not read: a first state behind its tokens.
+
+    Args:
+        inputs: the record.
+        tensors: what ``tensors_of`` gives of it.
+    """
+    tokens = getattr(inputs, "context_tokens", None)
+    if not isinstance(inputs, MergeInputs) or tokens is None:
+        return tensors
+    parts = {"lses": inputs.lses[1:], "lses[0]": inputs.lses[0, :tokens]}
+    if inputs.apart is not None:
+        parts["states[0]"] = inputs.apart[0][:tokens]
+    return {**tensors, **parts}
 
 
 def tensors_of(inputs: Inputs) -> dict[str, torch.Tensor]:

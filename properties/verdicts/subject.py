@@ -38,7 +38,7 @@ from .filled_scratch import filled_scratch
 from .memory_need import NO_ROOM, call_begins, refusal_of
 from .operations import OPERATIONS
 from .peers import as_taken, check_expressible, made, with_defined_rows
-from .snapshot import tensors_of
+from .snapshot import readable, tensors_of
 from .specialising import Stages, watched
 from .text import compact
 from .verdict import Verdict
@@ -217,7 +217,9 @@ class Subject:
         launched = interpreted_launches()
         start = perf_counter()
         try:
-            touched = self._memory.watch(tensors) if self._memory else nullcontext()
+            touched = (
+                self._memory.watch(readable(inputs, tensors)) if self._memory else nullcontext()
+            )
             with (
                 self._stages.stage(stage),
                 watched(self._stages) as watch,

@@ -91,6 +91,11 @@ def reading(extra):
     return run
 
 within, behind = reading(0), reading(1)
+
+@implementation("merge_state", name="reads-behind-the-context", features=("context_tokens",))
+def context(inputs):
+    read[(1,)](inputs.lses[0], inputs.lses[0].numel(), extra=0)
+    return inputs.states[1], inputs.lses[1]
 """
 
 
@@ -141,6 +146,13 @@ def test_lanes_outside_and_undefined_ones(
     found = ask(interpreter, LAW, f"{merges}:{name}", MergeProblem())
     assert (found.status, found.kind) == (("FAIL", kind) if kind else ("PASS", "")), found.message
     assert said in found.message
+
+
+def test_a_first_state_ends_with_its_tokens(interpreter: Worker, merges: Path) -> None:
+    problem = MergeProblem(num_tokens=8, num_heads=1, context="some")
+    found = ask(interpreter, LAW, f"{merges}:context", problem)
+    assert (found.status, found.kind) == ("FAIL", "read_outside")
+    assert "the input lses" in found.message
 
 
 def test_a_call_of_several_batches_is_watched_whole(interpreter: Worker) -> None:
