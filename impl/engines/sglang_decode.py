@@ -9,6 +9,7 @@ import torch
 
 from ...reference import Arithmetic, AttentionProblem
 from ...reference.tensors.inputs import PagedAttentionInputs
+from ..features import ALGEBRA
 from ..gating.rules import provider_matches
 from ..gpu.triton_interpreter import scalars_as_bounds
 from ..gpu.workspaces import one_each, workspace
@@ -59,7 +60,7 @@ def _compile_key(problem: AttentionProblem) -> Hashable:
 
 decode = functools.partial(
     sglang.kernel, "paged_attention",
-    features=("mla", "logits_bias", "large_tensors", "large_workspaces"),
+    features=("mla", "logits_bias", "large_tensors", "large_workspaces", ALGEBRA),
     compile_key=_compile_key, split=LEAST_SPLIT,
 )  # fmt: skip
 

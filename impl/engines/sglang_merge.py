@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ...reference import AttentionOutput, MergeProblem
 from ...reference.tensors.inputs import MergeInputs
+from ..features import ALGEBRA
 from ..targets.refusal import Refusal
 from ..targets.target import Target
 from .sglang_calls import file_of, kernel, stubs
@@ -36,7 +37,7 @@ def _kernels(problem: MergeProblem) -> list[MergeProblem]:
 @kernel(
     "merge_state",
     name="sglang-merge-state",
-    features=("inf_marks_empty",),
+    features=("inf_marks_empty", ALGEBRA),
     supports=_supports,
     compile_key=_compile_key,
     kernels=_kernels,

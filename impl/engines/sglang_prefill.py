@@ -9,6 +9,7 @@ import torch
 
 from ...reference import Arithmetic, AttentionProblem
 from ...reference.tensors.inputs import PagedAttentionInputs, RaggedAttentionInputs
+from ..features import ALGEBRA
 from ..gating.rules import provider_matches
 from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.refusal import Refusal, first_reason
@@ -44,7 +45,7 @@ def _compile_key(problem: AttentionProblem) -> Hashable:
     "ragged_attention",
     name="sglang-prefill",
     supports=_supports,
-    features=("host_bounds",),
+    features=("host_bounds", ALGEBRA),
     arithmetic=Arithmetic(probabilities="inputs", operands="tfloat32"),
     compile_key=_compile_key,
     tile=128,
@@ -127,6 +128,7 @@ def _kernels(problem: AttentionProblem) -> list[AttentionProblem]:
         "logits_bias",
         "two_sided_window",
         "large_caches",
+        ALGEBRA,
     ),
     arithmetic=Arithmetic(probabilities="inputs", operands="tfloat32", tanh="sigmoid"),
     compile_key=_extend_key,

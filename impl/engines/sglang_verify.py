@@ -15,6 +15,7 @@ import torch
 
 from ...reference import Arithmetic, AttentionProblem
 from ...reference.tensors.inputs import PagedAttentionInputs
+from ..features import ALGEBRA
 from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.refusal import Refusal, first_reason
 from ..targets.target import Target, UnsupportedError
@@ -81,7 +82,7 @@ def _compile_key(problem: AttentionProblem) -> Hashable:
     "paged_attention",
     name="sglang-verify-splitkv",
     supports=_supports,
-    features=("large_caches",),
+    features=("large_caches", ALGEBRA),
     arithmetic=Arithmetic(probabilities="inputs", operands="tfloat32"),
     compile_key=_compile_key,
     tile=32,
@@ -111,7 +112,7 @@ def verify(inputs: PagedAttentionInputs) -> sglang.Pair:
     "paged_attention",
     name="sglang-verify-mla",
     supports=_supports_grouped,
-    features=("mla", "large_caches"),
+    features=("mla", "large_caches", ALGEBRA),
     arithmetic=Arithmetic(probabilities="inputs", operands="tfloat32", partial_outputs=True),
     compile_key=_compile_key,
     tile=GROUPED_SPLIT,
@@ -236,7 +237,7 @@ def _mtp_key(problem: AttentionProblem) -> Hashable:
     "paged_attention",
     name="sglang-unified-attention-3d-mtp",
     supports=_supports_mtp,
-    features=("fp8_kv", "host_bounds", "large_caches"),
+    features=("fp8_kv", "host_bounds", "large_caches", ALGEBRA),
     arithmetic=Arithmetic(probabilities="inputs", operands="tfloat32"),
     compile_key=_mtp_key,
     tile=TILE,

@@ -17,6 +17,7 @@ import torch
 
 from ...reference import Arithmetic, AttentionProblem
 from ...reference.tensors.inputs import PagedAttentionInputs
+from ..features import ALGEBRA
 from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.refusal import first_reason
 from ..targets.target import Target, UnsupportedError
@@ -298,6 +299,7 @@ unified = functools.partial(
         "causal_by_request",
         "kv_views",
         *MASKS,
+        ALGEBRA,
     ),
     arithmetic=ARITHMETIC,
     writes_out=True,

@@ -17,6 +17,7 @@ import torch
 
 from ...reference import Arithmetic, BatchedMoEProblem, QuantizedMatrix
 from ...reference.tensors.batched_moe import BatchedMoEInputs
+from ..features import ALGEBRA
 from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.target import Target
 from ..torch.batched_moe import options_of
@@ -113,13 +114,13 @@ batched = functools.partial(
 """``implementation``, with what the adapters to batched experts declare alike."""
 
 
-@batched(name="vllm-batched-moe", supports=_supports_numbers)
+@batched(name="vllm-batched-moe", supports=_supports_numbers, features=(ALGEBRA,))
 def experts(inputs: BatchedMoEInputs) -> torch.Tensor:
     """Multiply, activate, and multiply again."""
     return _run(inputs)
 
 
-@batched(name="vllm-batched-moe-td", supports=_supports_rows)
+@batched(name="vllm-batched-moe-td", supports=_supports_rows, features=(ALGEBRA,))
 def descriptors(inputs: BatchedMoEInputs) -> torch.Tensor:
     """Do the same where hidden states and weights are read by tensor descriptors."""
     return _run(inputs, batched_stubs_with_descriptors)

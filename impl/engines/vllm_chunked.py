@@ -13,6 +13,7 @@ import torch
 
 from ...reference import Arithmetic, AttentionProblem
 from ...reference.tensors.inputs import PagedAttentionInputs, RaggedAttentionInputs
+from ..features import ALGEBRA
 from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.refusal import Refusal, first_reason
 from ..targets.target import Target
@@ -55,7 +56,7 @@ def _compile_key(problem: AttentionProblem) -> Hashable:
 
 @implementation(
     "paged_attention", name="vllm-chunked-prefill-paged-decode", provider="vllm",
-    supports=_supports, features=("host_bounds", "alibi", "large_caches"),
+    supports=_supports, features=("host_bounds", "alibi", "large_caches", ALGEBRA),
     writes_out=True,
     hidden_keys="finite",  # its kernel for one query reads every page, and multiplies V by 0
     arithmetic=Arithmetic(probabilities="inputs", operands="tfloat32"),
@@ -131,7 +132,7 @@ def _prefill_key(problem: AttentionProblem) -> Hashable:
 
 @implementation(
     "ragged_attention", name="vllm-prefill", provider="vllm", supports=_prefills,
-    features=("host_bounds", "window_right"), writes_out=True, compile_key=_prefill_key,
+    features=("host_bounds", "window_right", ALGEBRA), writes_out=True, compile_key=_prefill_key,
     arithmetic=Arithmetic(probabilities="inputs", operands="tfloat32"), tile=32,
     build_ahead="cuda", build_minutes=0.05, build_compilers=1,
 )  # fmt: skip

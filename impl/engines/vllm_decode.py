@@ -10,6 +10,7 @@ import torch
 
 from ...reference import Arithmetic, AttentionProblem
 from ...reference.tensors.inputs import PagedAttentionInputs
+from ..features import ALGEBRA
 from ..gpu.triton_interpreter import scalars_as_bounds
 from ..gpu.workspaces import workspace
 from ..targets.refusal import Refusal, first_reason
@@ -69,7 +70,7 @@ decode = functools.partial(
     implementation,
     "paged_attention",
     provider="vllm",
-    features=("mla", "fp8_kv", "different_kv_strides", "large_caches", "large_workspaces"),
+    features=("mla", "fp8_kv", "different_kv_strides", "large_caches", "large_workspaces", ALGEBRA),
     writes_out=True,
     compile_key=_compile_key,
     split=16,

@@ -10,6 +10,7 @@ import torch
 
 from ...reference import Arithmetic, AttentionProblem
 from ...reference.tensors.inputs import PagedAttentionInputs
+from ..features import ALGEBRA
 from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.refusal import Refusal, first_reason
 from ..targets.target import Target
@@ -75,7 +76,7 @@ diffkv = functools.partial(
     implementation,
     "paged_attention",
     provider="vllm",
-    features=("fp8_kv", "host_bounds", "alibi", "different_kv_strides", "large_caches"),
+    features=("fp8_kv", "host_bounds", "alibi", "different_kv_strides", "large_caches", ALGEBRA),
     writes_out=True,
     # Scales of the cache multiply logits and sums: codes are exact in 16 bits.
     arithmetic=Arithmetic(probabilities="inputs", operands="tfloat32", tanh="sigmoid"),

@@ -9,6 +9,7 @@ import torch
 
 from ...reference import MergeProblem
 from ...reference.tensors.inputs import MergeInputs
+from ..features import ALGEBRA
 from ..targets.refusal import first_reason
 from ..targets.target import Target
 from .claims import wrong_here
@@ -54,7 +55,7 @@ def _kernels(problem: MergeProblem) -> Iterator[MergeProblem]:
     provider="vllm",
     supports=_supports,
     # One head stride is read of both: vLLM's own merge_attn_states refuses others before it.
-    features=("padded_states", "context_tokens", "inf_marks_empty", "output_scale"),
+    features=("padded_states", "context_tokens", "inf_marks_empty", "output_scale", ALGEBRA),
     writes_out=True,
     compile_key=_compile_key,
     kernels=_kernels,

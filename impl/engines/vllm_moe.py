@@ -16,6 +16,7 @@ import torch
 
 from ...reference import Arithmetic, MoEProblem, QuantizedMatrix
 from ...reference.tensors.moe_inputs import MoEInputs
+from ..features import ALGEBRA
 from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.refusal import first_reason
 from ..targets.target import Target
@@ -106,7 +107,7 @@ ROUNDED = Arithmetic(projections="inputs", intermediate="inputs", partial_output
 @kernel(
     name="vllm-fused-moe",
     supports=refusal,
-    features=(*FEATURES, "large_weights"),
+    features=(*FEATURES, "large_weights", ALGEBRA),
     arithmetic=ROUNDED,
 )
 def experts(inputs: MoEInputs) -> torch.Tensor:

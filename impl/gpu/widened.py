@@ -232,10 +232,12 @@ class _Patches:
                 numbers = convert(source.data, source.dtype.scalar, float32, rounding_mode)
                 return self._handle(_wide(numbers.view(np.float32), "fp32"), target.scalar)
             if before in NAMES:
-                self._memory.rounded = True
                 single = _narrow(source.data, "fp32")
-                codes = convert(single, float32, target.scalar, rounding_mode)
-                return self._handle(codes.view(np.uint8), target.scalar)
+                codes = convert(single, float32, target.scalar, rounding_mode).view(np.uint8)
+                # What a mask leaves out of a load of codes is a number too: 0, which stays 0.
+                read = convert(codes, target.scalar, float32, rounding_mode)
+                self._note(source.data, read.view(np.float32))
+                return self._handle(codes, target.scalar)
             return usual(builder, source, target, rounding_mode)
 
         return converted

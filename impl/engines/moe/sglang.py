@@ -19,6 +19,7 @@ import torch
 
 from ....reference import MoEProblem, QuantizedMatrix
 from ....reference.tensors.moe_inputs import MoEInputs
+from ...features import ALGEBRA
 from ...gpu.triton_interpreter import scalars_as_bounds
 from ...targets.refusal import Refusal, first_reason
 from ...targets.target import Target
@@ -136,7 +137,12 @@ def _swapped() -> dict[str, Mapping[str, object]]:
     return _stubs(swapped=True)
 
 
-@moe(name="sglang-fused-moe", supports=_refusal, features=FEATURES, arithmetic=ROUNDED)
+@moe(
+    name="sglang-fused-moe",
+    supports=_refusal,
+    features=(*FEATURES, ALGEBRA),
+    arithmetic=ROUNDED,
+)
 def experts(inputs: MoEInputs) -> torch.Tensor:
     """Multiply numbers, in SGLang's blocks where it was not tuned."""
     tokens, few = inputs.topk_ids.shape[0], codes_of(inputs.w13).shape[0]
@@ -187,7 +193,7 @@ def _other_integers(problem: MoEProblem, target: Target) -> bool | str:
 @moe(
     name="sglang-fused-moe-int8",
     supports=_other_integers,
-    features=(*FEATURES, "int8_weights", "quantized_hidden", "strided_hidden"),
+    features=(*FEATURES, "int8_weights", "quantized_hidden", "strided_hidden", ALGEBRA),
     arithmetic=ROUNDED,
 )
 def int8(inputs: MoEInputs) -> torch.Tensor:
@@ -204,7 +210,7 @@ def _not_in_groups(problem: MoEProblem, target: Target) -> bool | str:
 @moe(
     name="sglang-fused-moe-wna16",
     supports=_not_in_groups,
-    features=(*GROUP_FEATURES, "routed_scaling_factor"),
+    features=(*GROUP_FEATURES, "routed_scaling_factor", ALGEBRA),
     arithmetic=GROUPED,
 )
 def in_groups(inputs: MoEInputs) -> torch.Tensor:

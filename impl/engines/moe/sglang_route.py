@@ -10,6 +10,7 @@ import torch
 from ....reference import RouteProblem, Routing
 from ....reference.moe.routing_methods import METHODS
 from ....reference.tensors.moe_inputs import RouteInputs
+from ...features import ALGEBRA
 from ...gpu.triton_interpreter import scalars_as_bounds
 from ...targets.refusal import Refusal, first_reason
 from ...targets.target import Target
@@ -110,7 +111,7 @@ FLOOR = ("renormalise_floor",)
     name="sglang-moe-fused-gate",
     provider=SGLANG,
     supports=_not_the_gate,
-    features=(*FLOOR, "guarded_sums"),
+    features=(*FLOOR, "guarded_sums", ALGEBRA),
 )
 def gate(inputs: RouteInputs) -> Routing:
     """Call the general router, ``moe_fused_gate``."""
@@ -141,7 +142,10 @@ def _not_gemma4(problem: RouteProblem, target: Target) -> Answer:
 
 
 @router(
-    name="sglang-gemma4-routing", provider=SGLANG, supports=_not_gemma4, features=("expert_scales",)
+    name="sglang-gemma4-routing",
+    provider=SGLANG,
+    supports=_not_gemma4,
+    features=("expert_scales", ALGEBRA),
 )
 def gemma4(inputs: RouteInputs) -> Routing:
     """Call Gemma 4's router; every expert's scale has the scaling factor."""
@@ -179,7 +183,10 @@ def _not_inkling(problem: RouteProblem, target: Target) -> Answer:
     features=("joint_shared_experts", *FLOOR),
 )
 def inkling(inputs: RouteInputs) -> Routing:
-    """Call Inkling's router; shared experts come last."""
+    """Call Inkling's router; shared experts come last.
+
+    It sorts the bits of scores, which are float32: ``float64_algebra`` has nothing to judge.
+    """
     logits, shared = inputs.logits, inputs.shared_experts
     one = torch.ones(1, device=logits.device)
     with load(INKLING, _stubs) as kernels, scalars_as_bounds(logits):
@@ -203,7 +210,7 @@ def _not_hashed(problem: RouteProblem, target: Target) -> Answer:
     name="sglang-hash-topk",
     provider=SGLANG,
     supports=_not_hashed,
-    features=("hash_routing", *FLOOR),
+    features=("hash_routing", *FLOOR, ALGEBRA),
 )
 def hashed(inputs: RouteInputs) -> Routing:
     """Call the router of DeepSeek V4's first layers, whose caller scales the weights."""
@@ -235,7 +242,12 @@ def _not_muse(problem: RouteProblem, target: Target) -> Answer:
     return muse_refusal(problem) or unavailable(MUSE, target) or True
 
 
-@router(name="sglang-muse-spark-routing", provider=SGLANG, supports=_not_muse, features=FLOOR)
+@router(
+    name="sglang-muse-spark-routing",
+    provider=SGLANG,
+    supports=_not_muse,
+    features=(*FLOOR, ALGEBRA),
+)
 def muse(inputs: RouteInputs) -> Routing:
     """Call Muse Spark's router, which is unrolled for eight experts a token."""
     with load(MUSE, _stubs) as kernels, scalars_as_bounds(inputs.logits):

@@ -16,6 +16,7 @@ import torch
 
 from ....reference import MoEProblem, QuantizedMatrix
 from ....reference.tensors.moe_inputs import MoEInputs
+from ...features import ALGEBRA
 from ...targets.refusal import Refusal, first_reason
 from ...targets.target import Target
 from ...torch.moe_layouts import codes_of, scales_of
@@ -98,7 +99,7 @@ def _other_integers(problem: MoEProblem, target: Target) -> bool | str:
 @kernel(
     name="vllm-fused-moe-int8",
     supports=_other_integers,
-    features=(*FEATURES, "int8_weights", "quantized_hidden", "strided_hidden"),
+    features=(*FEATURES, "int8_weights", "quantized_hidden", "strided_hidden", ALGEBRA),
     arithmetic=ROUNDED,
 )
 def int8(inputs: MoEInputs) -> torch.Tensor:
@@ -135,7 +136,7 @@ def _group_key(problem: MoEProblem) -> Hashable:
     name="vllm-fused-moe-wna16",
     supports=_not_in_groups,
     compile_key=_group_key,
-    features=GROUP_FEATURES,
+    features=(*GROUP_FEATURES, ALGEBRA),
     arithmetic=GROUPED,
 )
 def in_groups(inputs: MoEInputs) -> torch.Tensor:
@@ -212,7 +213,12 @@ def _no_whole_tiles(problem: MoEProblem, target: Target) -> bool | str:
     return refusal(problem, target)
 
 
-@kernel(name="vllm-fused-moe-td", supports=_no_whole_tiles, features=FEATURES, arithmetic=ROUNDED)
+@kernel(
+    name="vllm-fused-moe-td",
+    supports=_no_whole_tiles,
+    features=(*FEATURES, ALGEBRA),
+    arithmetic=ROUNDED,
+)
 def descriptors(inputs: MoEInputs) -> torch.Tensor:
     """Read hidden states and weights by tensor descriptors."""
     hidden = codes_of(inputs.hidden)

@@ -9,6 +9,7 @@ import torch
 from ....reference import RouteProblem, Routing
 from ....reference.moe.routing_methods import METHODS
 from ....reference.tensors.moe_inputs import RouteInputs
+from ...features import ALGEBRA
 from ...gpu.triton_interpreter import scalars_as_bounds
 from ...targets.target import Target
 from ..sources import load, unavailable
@@ -47,7 +48,7 @@ def _not_deepseek_v4(problem: RouteProblem, target: Target) -> Answer:
     return unavailable(DEEPSEEK_V4, target) or True
 
 
-@router(name="vllm-dsv4-topk", provider="vllm", supports=_not_deepseek_v4)
+@router(name="vllm-dsv4-topk", provider="vllm", supports=_not_deepseek_v4, features=(ALGEBRA,))
 def deepseek_v4(inputs: RouteInputs) -> Routing:
     """Call DeepSeek V4's router."""
     with load(DEEPSEEK_V4, _stubs) as kernels, scalars_as_bounds(inputs.logits):
@@ -61,7 +62,12 @@ def _not_muse(problem: RouteProblem, target: Target) -> Answer:
     return muse_refusal(problem) or unavailable(MUSE, target) or True
 
 
-@router(name="vllm-musespark1x-routing", provider="vllm", supports=_not_muse, features=FLOOR)
+@router(
+    name="vllm-musespark1x-routing",
+    provider="vllm",
+    supports=_not_muse,
+    features=(*FLOOR, ALGEBRA),
+)
 def muse(inputs: RouteInputs) -> Routing:
     """Call Muse Spark's router."""
     with load(MUSE, _stubs) as kernels, scalars_as_bounds(inputs.logits):
