@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,11 +12,14 @@ import msgspec
 
 from ...fixtures import CAUGHT, EVIDENCE
 from ...impl import Target
+from ...impl.gating import Feature
 from ...impl.gating.knowledge import FORMAT as COMPILED
 from ...impl.gating.knowledge import SCHEMA as GATING
 from ...impl.gating.knowledge import read_compilation
 from ...impl.gating.rules import NOT_RUN
+from ...impl.gating.rules import SELECTED as LEVEL
 from ...impl.gating.schema import GatingEvidence, TrialTable
+from ...impl.gating.selections import packed
 from ...impl.targets.data_files import read_json
 from ...impl.targets.schemas import converted
 from ...properties.findings.files import Output
@@ -25,6 +28,7 @@ from ...properties.verdicts.verdict import Verdict
 from ...reference import problem_from_json
 from ..bump.report.contents import SCHEMA as BUMP
 from ..reports.shape import SCHEMA as REPORT
+from ..support.selected import SCHEMA as SELECTED
 from .shapes import Bug, Bump, Comparison, Finding, KeptBug, KeptScore, Report, Score
 
 T = TypeVar("T")
@@ -53,18 +57,21 @@ def add(path: Path, folder: Path = EVIDENCE) -> dict[str, list[str]]:
     """
     run = read_json(path, RunError)
     schema = run.get("schema", run.get("format")) if isinstance(run, dict) else None
+    readers: dict[Any, Callable[[], Added]] = {
+        GATING: lambda: _with_cells(path, run, folder),
+        COMPILED: lambda: _with_units(path, folder),
+        SELECTED: lambda: _with_selections(path, run),
+    }
     if schema in (REPORT, BUMP):
         kept = _with_caught(path, run, folder)
         if "gating" in run:
             kept |= _with_cells(path, run["gating"], folder)
-    elif schema == GATING:
-        kept = _with_cells(path, run, folder)
-    elif schema == COMPILED:
-        kept = _with_units(path, folder)
+    elif schema in readers:
+        kept = readers[schema]()
     elif isinstance(run, dict) and {"bugs", "comparison", "profile"} <= run.keys():
         kept = _with_bugs(path, run, folder)
     else:
-        message = f"{path}: no run of score, check, gate, bump or support --compile"
+        message = f"{path}: no run of score, check, gate, bump, support --compile or --binaries"
         raise RunError(message)
     if not kept:
         message = f"{path}: none of its cells was run"
@@ -123,6 +130,29 @@ def _with_bugs(path: Path, data: object, folder: Path) -> Added:
         rows = tuple(sorted(bugs.values(), key=lambda row: row.name))
         score = KeptScore(operation, known.profile, comparisons, rows)
         files[name] = _lines(msgspec.to_builtins(score), "bugs"), older or [KEPT]
+    return files
+
+
+def _with_selections(path: Path, run: Mapping[str, Any]) -> Added:
+    """Return the kept outcomes of a release, a file a chip: a newer sweep takes the place of one.
+
+    Raises:
+        RunError: only lists were read, or only one kind of call was asked about.
+    """
+    if run["level"] != LEVEL:
+        message = f"{path}: it is {run['level']}: only what a release selects is kept"
+        raise RunError(message)
+    outcomes: dict[int, dict[Feature, str]] = {}
+    for cell in run["cells"]:
+        feature = Feature(**{"backend": "trtllm-gen", **cell["feature"]})
+        outcomes.setdefault(cell["sm"], {})[feature] = cell["outcome"]
+    files: Added = {}
+    for sm, found in outcomes.items():
+        if len(found) == 1:
+            message = f"{path}: one kind of call is no sweep"
+            raise RunError(message)
+        kept = packed(sm, run["flashinfer"], run["artifact"], found)
+        files[f"selected-sm{sm}-{run['flashinfer']}.json"] = _lines(kept, "kinds"), [KEPT]
     return files
 
 

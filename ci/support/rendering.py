@@ -26,7 +26,7 @@ from ...impl.gating.decision import describe
 from ...impl.gating.explanation import lacking
 from .rows import ALL_CHIPS, Difference, Matrix, Row, all_rows, matrix
 
-MARKS = {"compiled": " c", "run": " r"}
+MARKS = {"compiled": " c", "selected": " s", "run": " r"}
 """Marks of permissions that are known by more than declarations and reports."""
 STYLES = {"refused": "bold red", "unknown": "dim", "supported": "green"}
 """Styles of what the rules say, in the order in which reasons are printed."""
@@ -36,9 +36,9 @@ MOST_TITLES = 2
 """Number of calls that a reason names."""
 SIGNS = {"supported": "yes", "refused": "**no**", "unknown": "-"}
 LEGEND = (
-    "`yes`: a rule allows it (`c`: FlashInfer's module was compiled for the chip, `r`: it ran there"
-    " and was right). `no`: a rule refuses it, see the footnote. `-`: no rule speaks of it, which"
-    " `require` refuses too."
+    "`yes`: a rule allows it (`c`: FlashInfer's module was compiled for the chip, `s`: the release"
+    " selects a shipped kernel for it, `r`: it ran there and was right). `no`: a rule refuses it,"
+    " see the footnote. `-`: no rule speaks of it, which `require` refuses too."
 )
 Decided = Sequence[tuple[Row, tuple[Decision, ...]]]
 """Rows, each with the decision on each chip."""
@@ -70,7 +70,7 @@ def print_matrix(out: Console, made: Matrix, space: float) -> int:
         The number of lines.
     """
     names = ", ".join(map(capability_name, made.chips))
-    key = f"yes: allowed on {names} (c: compiled, r: run there)"
+    key = f"yes: allowed on {names} (c: compiled, s: selected, r: run there)"
     if len(made.chips) > 1:
         key = f"allowed on these of {names}"
     heading = f"flashinfer-python {made.version}. {key}; no: refused; -: no rule, refused"

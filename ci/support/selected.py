@@ -16,11 +16,13 @@ from rich.console import Console
 from rich.text import Text
 
 from ...impl.gating import Decision, Feature, RuleBook, Target, capability_name, decide
+from ...impl.gating.feature import with_fields
 from ...impl.gating.rules import CALLED, SELECTED, Rule, parse_version
 from ...properties.verdicts.text import count_of
 from ..binaries.flashinfer.asking import (
     CHIPS,
     DIES,
+    NOT_ASKED,
     OUTCOMES,
     RAISES,
     RUNS,
@@ -60,40 +62,46 @@ class Selected:
     kernels: KernelList
     selections: tuple[Selection, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-able dictionary. Kinds in which the host dies are counted, not named."""
+    def to_json(self, *, calls: bool = True) -> dict[str, Any]:
+        """Return a JSON-able dictionary. Kinds in which the host dies are counted, not named.
+
+        Args:
+            calls: whether each call is in it, and not only each kind.
+        """
         died = Counter(each.sm for each in self.selections if each.outcome == DIES)
+        lived = [each for each in self.selections if each.outcome not in (DIES, NOT_ASKED)]
+        names = sorted({name for each in lived for name in each.kernels})
+        known = {name: self.kernels.by_name[name] for name in names if name in self.kernels.by_name}
         return {
             "flashinfer": self.version,
             "level": self.level,
             "artifact": self.kernels.artifact,
             "dies": {str(sm): count for sm, count in sorted(died.items())},
-            "cells": [
-                _cell(each, self.kernels) for each in self.selections if each.outcome != DIES
-            ],
+            "kernels": {
+                name: {"build": one.build, "shared_memory": one.shared_memory, "sha256": one.sha256}
+                for name, one in known.items()
+            },
+            "cells": [_cell(each, calls=calls) for each in lived],
         }
 
 
-def _cell(selection: Selection, kernels: KernelList) -> dict[str, Any]:
-    names = {name: kernels.by_name[name] for name in selection.kernels if name in kernels.by_name}
-    plain = Feature(selection.feature.operation, selection.feature.backend)
-    return {
+def _cell(selection: Selection, *, calls: bool) -> dict[str, Any]:
+    feature = selection.feature
+    plain = Feature(feature.operation, feature.backend, head_dim_qk=feature.head_dim_qk)
+    plain = with_fields(plain, head_dim_vo=0, head_dim_qk=0, kv_dtype="", q_dtype="")
+    cell = {
         "sm": selection.sm,
-        "feature": {
-            "operation": selection.feature.operation,
-            "backend": selection.feature.backend,
-            **selection.feature.differences(plain),
-        },
+        "feature": {"operation": feature.operation, **feature.differences(plain)},
         "outcome": selection.outcome,
-        "kernels": {
-            name: {"build": each.build, "shared_memory": each.shared_memory, "sha256": each.sha256}
-            for name, each in names.items()
-        },
-        "calls": [
+        "kernels": selection.kernels,
+        "error": selection.error,
+    }
+    if calls:
+        cell["calls"] = [
             {name: value for name, value in asdict(each).items() if value or name == "call"}
             for each in selection.answers
-        ],
-    }
+        ]
+    return {name: value for name, value in cell.items() if value}
 
 
 def select(
@@ -142,6 +150,8 @@ def disagreements(selected: Selected, book: RuleBook) -> list[Disagreement]:
 
 def _kind(selection: Selection, decision: Decision, level: str) -> str:
     """Return the kind of a disagreement; empty where there is none."""
+    if selection.outcome == NOT_ASKED:
+        return ""
     if selection.outcome != RUNS:
         return ALLOWED if decision.supported else ""
     # That a list has some kernel of these types does not say that the host takes it.
@@ -235,7 +245,7 @@ def compare_binaries(
     _print_summary(out, selected, len(findings), len(found) - len(findings))
     content = {
         "schema": SCHEMA,
-        **selected.to_json(),
+        **selected.to_json(calls=bool(asked)),
         "disagreements": [each.to_json() for each in found],
         "same_bits": fixes,
     }
@@ -343,6 +353,9 @@ def _print_summary(out: Console, selected: Selected, findings: int, explained: i
         counts = Counter(each.outcome for each in selected.selections if each.sm == sm)
         said = ", ".join(f"{counts[name]:,} {name}" for name in OUTCOMES if counts[name])
         out.print(Text(f"{capability_name(sm)}: {said}"), soft_wrap=True)
+    lacking = {each.error for each in selected.selections if each.outcome == NOT_ASKED}
+    for error in sorted(lacking):
+        out.print(Text(f"not asked: {error}", "bold yellow"), soft_wrap=True)
     sentence = (
         f"flashinfer {selected.version} ({selected.level}): {len(selected.selections):,} kinds of "
         f"call compared with what it selects, {count_of(findings, 'finding')}, {explained} "

@@ -1,4 +1,4 @@
-"""What is known of a call on a chip: by a rule, a compiled object or a run, each with its source.
+"""What is known of a call on a chip: by a rule, a compiler, a selection or a run, with its source.
 
 ``known`` is the one reader: it asks the rule that decides, and the table of what was compiled for
 chips and tried on them, which is read once. What a release declares becomes the same record in
@@ -14,7 +14,7 @@ was called anyway.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,8 @@ from ..targets.data_files import read_json
 from ..targets.shape_checks import checked
 from ..targets.target import Target
 from .feature import Feature
-from .rules import COMPILED, NOT_RUN, RIGHT, RUN, STATUSES, Rule
+from .rules import COMPILED, NOT_RUN, RIGHT, RUN, SELECTED, STATUSES, Rule
+from .selections import RUNS, Selections, read_selections
 
 MADE_AT_RUN_TIME = ("group_size", "page_size", "kv_layout")
 """Fields that a kernel takes as they come; the others make another kernel of it."""
@@ -103,7 +104,7 @@ Key = tuple[object, ...]
 
 @dataclass(frozen=True)
 class Table:
-    """What was compiled for chips and ran on them, with releases of FlashInfer.
+    """What was compiled for chips, is selected on them and ran there, by releases of FlashInfer.
 
     Attributes:
         modules: units that compiled, by the fields that select a module.
@@ -111,6 +112,7 @@ class Table:
         values: the values of the fields that are, each in some call that was right.
         refusals: calls that were made though one rule refuses them, and were not right, by rule.
         machines: chips and releases on which something was tried.
+        selections: what releases select on chips.
     """
 
     modules: dict[Key, Knowledge] = field(default_factory=dict)
@@ -118,6 +120,7 @@ class Table:
     values: set[Key] = field(default_factory=set)
     refusals: dict[Key, Knowledge] = field(default_factory=dict)
     machines: set[Key] = field(default_factory=set)
+    selections: dict[Key, Selections] = field(default_factory=dict)
 
     def agreeing(self, said: Knowledge) -> Iterator[Knowledge]:
         """Return what was seen of a call that a rule allows, or of what a rule refuses."""
@@ -130,6 +133,11 @@ class Table:
         module = self.modules.get(_module(said.feature, *where))
         if module is not None:
             yield module
+        selections = self.selections.get(where)
+        if selections is not None and selections.outcome(said.feature) == RUNS:
+            yield replace(
+                said, level=SELECTED, source=f"flashinfer {said.flashinfer}, its launcher"
+            )
         if where not in self.machines:
             return
         kernel = self.kernels.get(_kernel(said.feature, *where))
@@ -168,7 +176,12 @@ def table() -> Table:
         for unit in read_compilation(path).records
     )
     tried = (trial for path in files_of(EVIDENCE, "gating-*.json") for trial in read_trials(path))
-    return table_of(compiled, last_seen(tried))
+    selected = [
+        read_selections(path, EvidenceError) for path in files_of(EVIDENCE, "selected-*.json")
+    ]
+    found = table_of(compiled, last_seen(tried))
+    found.selections.update({(each.sm, each.flashinfer): each for each in selected})
+    return found
 
 
 def table_of(compiled: Iterable[CompiledUnit], tried: Iterable[Trial]) -> Table:

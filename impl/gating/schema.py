@@ -168,3 +168,21 @@ class GatingEvidence(msgspec.Struct, frozen=True):
     target: Machine
     trials: tuple[TrialTable, ...]
     date: str = ""
+
+
+class KeptKind(Table, frozen=True):
+    """Kinds of call that share some fields, see ``selections.Group``."""
+
+    fields: Fields
+    axes: dict[str, tuple[str | int | bool, ...]]
+    outcomes: Text
+
+
+class KeptSelections(Table, frozen=True):
+    """What a release selects on a chip, see ``selections.Selections``."""
+
+    schema: str
+    sm: Count
+    flashinfer: str
+    artifact: str
+    kinds: tuple[KeptKind, ...]

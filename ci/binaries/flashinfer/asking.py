@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ....impl.gating import Feature
+from ....impl.gating.selections import RAISES, RAISES_FOR_SOME, RUNS
 from ....properties.isolation.machine import cores
 from ...compile.compiling import Work, as_they_end
 from ...compile.generating import Release
@@ -28,10 +29,12 @@ from .questions import Call, calls_of
 
 CHIPS: Mapping[int, int] = {100: 148, 103: 148}
 """Multiprocessors by chip. The selection counts how many clusters fit into them."""
-RUNS, RAISES, RAISES_FOR_SOME, DIES = "runs", "raises", "raises for some", "host dies"
-OUTCOMES = (RUNS, RAISES, RAISES_FOR_SOME, DIES)
+DIES, NOT_ASKED = "host dies", "not asked"
+OUTCOMES = (RUNS, RAISES, RAISES_FOR_SOME, DIES, NOT_ASKED)
 """What becomes of a kind of call: all of its calls launch a kernel; none does; some do not; the
-process ends in the selection."""
+process ends in the selection; the release lacks a module that this machine does not have."""
+LACKS = ("ModuleNotFoundError: ", "ImportError: ")
+"""Begins of errors that say what the machine lacks, and nothing of the release."""
 DEADLINE_SECONDS = 1200.0
 """Most seconds of one process, over all kinds that it is asked about."""
 LAUNCHER_ERROR = re.compile(r"Error in function '(\w+)' at [^:]*:\d+: ")
@@ -91,6 +94,8 @@ class Selection:
         """What becomes of the kind, of ``OUTCOMES``."""
         if not self.answers:
             return DIES
+        if any(each.error.startswith(LACKS) for each in self.answers):
+            return NOT_ASKED
         if not self.raised:
             return RUNS
         return RAISES if len(self.raised) == len(self.answers) else RAISES_FOR_SOME

@@ -7,7 +7,7 @@ release, list and compiler.
 from __future__ import annotations
 
 import hashlib
-import shutil
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +21,7 @@ from ...compile.nvcc import Nvcc, first_error, without_paths
 from ...console.errors import MachineError
 from ...releases.sandboxes import cache_folder, quietly
 from ...releases.subprocess_runner import run_to_end
-from .kernels import PLACE, KernelList
+from .kernels import HEADER, PLACE, KernelList
 
 DRIVER_SOURCE = Path(__file__).with_name("recording_driver.cpp")
 DRIVER, LAUNCHER = "librecording.so", "launcher.so"
@@ -35,6 +35,9 @@ FLAGS = (
     *("-gencode", "arch=compute_100a,code=compute_100a"),
 )
 """Flags of both sources. Code for the device never runs, and so stays PTX."""
+HOST = ("g++", "-std=c++17", "-O2", "-fPIC", "-shared")
+"""The command that makes a library of the host's code."""
+_MISSING = re.compile(r"undefined reference to [`'](\w+)")
 
 
 class BuildError(MachineError):
@@ -61,40 +64,58 @@ def build_launcher(
     Raises:
         BuildError: a compiler fails, or TVM-FFI is not installed.
     """
-    place = cache_folder() / "launchers" / f"{release.version}-{_key(release, kernels, nvcc)}"
-    build = Build(place / LAUNCHER, place / DRIVER)
-    if build.launcher.is_file():
-        return build
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as scratch:
-        _build(release, kernels, nvcc, Path(scratch), place, tell)
-        shutil.rmtree(place, ignore_errors=True)
-        Path(scratch, "built").rename(place)
-    return build
+    driver = _kept(f"driver-{_driver_key(nvcc)}", DRIVER, lambda into: _build_driver(nvcc, into))
+
+    def build(into: Path) -> None:
+        _build_launcher(release, kernels, nvcc, driver, into, tell)
+
+    name = f"{release.version}-{_key(release, kernels, nvcc)}"
+    return Build(_kept(name, LAUNCHER, build), driver)
+
+
+def _kept(name: str, library: str, build: Callable[[Path], None]) -> Path:
+    """Return a library of a folder that is kept by its name, built if need be."""
+    place = cache_folder() / "launchers" / name
+    if not (place / library).is_file():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=place.parent) as scratch:
+            build(Path(scratch))
+            place.mkdir(exist_ok=True)
+            Path(scratch, library).replace(place / library)
+    return place / library
+
+
+def _driver_key(nvcc: Nvcc) -> str:
+    return hashlib.sha256(nvcc.version.encode() + DRIVER_SOURCE.read_bytes()).hexdigest()[:16]
 
 
 def _key(release: Release, kernels: KernelList, nvcc: Nvcc) -> str:
-    """Return a hash of all that a build is made of."""
+    """Return a hash of all that a launcher is made of."""
     digest = hashlib.sha256(f"{nvcc.version} {_tvm_ffi_version()} {FLAGS}".encode())
     data = release.folder / "flashinfer" / "data"
     sources = [data / "csrc" / name for name in SOURCES]
     sources += sorted((data / "include" / "flashinfer" / "trtllm").rglob("*.*h"))
-    for source in (DRIVER_SOURCE, kernels.folder / "flashInferMetaInfo.h", *sources):
+    for source in (kernels.folder / HEADER, *sources):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _build(
+def _build_driver(nvcc: Nvcc, into: Path) -> None:
+    # By this name the launcher asks for its CUDA, and has the library that is loaded already.
+    words = [*HOST, f"-Wl,-soname,{DRIVER}", f"-I{nvcc.home / 'include'}", str(DRIVER_SOURCE)]
+    _run([*words, "-o", str(into / DRIVER)], into, Work(quietly))
+
+
+def _build_launcher(
     release: Release,
     kernels: KernelList,
     nvcc: Nvcc,
-    scratch: Path,
-    place: Path,
+    driver: Path,
+    into: Path,
     tell: Callable[[str], None],
 ) -> None:
-    built, stubs = scratch / "built", scratch / "stubs"
-    for folder in (built, stubs):
-        folder.mkdir()
+    stubs = into / "stubs"
+    stubs.mkdir()
     for name in UNUSED_HEADERS:
         (stubs / name).touch()
     data, ffi = release.folder / "flashinfer" / "data", _tvm_ffi()
@@ -106,34 +127,31 @@ def _build(
         f'-DTLLM_GEN_FMHA_CUBIN_PATH="{kernels.artifact}/{PLACE}/"',
         '-DTLLM_GEN_FMHA_METAINFO_HASH=""',
     ]
-    objects = [scratch / f"{name}.o" for name in SOURCES]
-    commands = [
-        [str(nvcc.path), *FLAGS, *includes, "-c", str(data / "csrc" / name), "-o", str(target)]
-        for name, target in zip(SOURCES, objects, strict=True)
-    ]
-    host = ["g++", "-std=c++17", "-O2", "-fPIC", "-shared"]
-    driver = [*host, f"-I{nvcc.home / 'include'}", str(DRIVER_SOURCE), "-o", str(built / DRIVER)]
+    objects = [str(into / f"{name}.o") for name in SOURCES]
     work = Work(tell)
     title = f"building the launcher of flashinfer {release.version} (about a minute, once)"
 
-    def make(command: Sequence[str]) -> None:
-        source = next(word for word in command if word.endswith((".cu", ".cpp")))
-        with work.shown(Path(source).name):
-            _run(command, scratch, work)
+    def compile_one(name: str, target: str) -> None:
+        source = str(data / "csrc" / name)
+        with work.shown(name):
+            _run([str(nvcc.path), *FLAGS, *includes, "-c", source, "-o", target], into, work)
 
     work.say(title)
-    pool = ThreadPoolExecutor(2)
+    pool = ThreadPoolExecutor(len(SOURCES))
     try:
-        futures = [pool.submit(make, command) for command in (*commands, driver)]
+        futures = [
+            pool.submit(compile_one, name, target)
+            for name, target in zip(SOURCES, objects, strict=True)
+        ]
         for _ in as_they_end(futures, lambda: work.say_progress(title)):
             pass
     finally:
         work.stop.set()
         pool.shutdown(cancel_futures=True)
-    link = [*host, *map(str, objects), f"-L{built}", "-lrecording", f"-L{ffi / 'lib'}", "-ltvm_ffi"]
     # A symbol of CUDA that the driver lacks is an error here, not in the middle of a question.
-    link += ["-Wl,-z,defs", f"-Wl,-rpath,{place}:{ffi / 'lib'}", "-o", str(built / LAUNCHER)]
-    _run(link, scratch, Work(tell))
+    link = [*HOST, *objects, str(driver), f"-L{ffi / 'lib'}", "-ltvm_ffi", "-Wl,-z,defs"]
+    link += [f"-Wl,-rpath,{ffi / 'lib'}", "-o", str(into / LAUNCHER)]
+    _run(link, into, Work(quietly))
     work.say(f"built the launcher of flashinfer {release.version}")
 
 
@@ -144,7 +162,9 @@ def _run(command: Sequence[str], folder: Path, work: Work) -> None:
         message = f"{command[0]} does not run: {error.strerror}"
         raise BuildError(message) from error
     if ended.cut_short or ended.status != 0:
-        why = ended.cut_short or first_error(ended.told) or f"status {ended.status}"
+        missing = sorted(set(_MISSING.findall(ended.told)))
+        why = f"the recording driver lacks {', '.join(missing)}" if missing else ""
+        why = ended.cut_short or why or first_error(ended.told) or f"status {ended.status}"
         message = f"FlashInfer's launcher cannot be built: {without_paths(command[0])}: {why}"
         raise BuildError(message)
 

@@ -57,7 +57,7 @@ def can_be_asked(feature: Feature) -> bool:
         and feature.q_dtype != FOUR
         and feature.phase != "mixed"
         and not (feature.soft_cap or feature.ragged_queries or feature.kv_storage)
-        and feature.mask in ("causal", "none")
+        and (feature.mask == "causal" or (feature.mask == "none" and not feature.window))
         and feature.padding == "none"
     )
 
@@ -84,9 +84,12 @@ def kinds() -> Iterator[Feature]:
     groups, tokens = (1, 2, 4, 5, 8, 12, 16, 32, 64), (1, 2, 4, 8, 16)
     yield from _paged("decode", (16, 64, 128), groups, tokens, windows=(False, True))
     yield from _paged("decode", (1, 8, 32, 256), (1, 5, 8), (1, 4), windows=(False,))
+    yield from _paged("decode", (64,), (20, 24, 40), (1, 4), windows=(False,))
     yield from _paged("prefill", (1, 16, 64, 128), (1, 5, 8), (1,), windows=(False, True))
-    for (query, value), (q, kv), group, window, mask in product(
-        RAGGED_HEAD_DIMS, SAME, (1, 4), (False, True), ("causal", "none")
+    # With a window and without the causal mask, kernels that mask nothing are selected: a launch
+    # then says nothing of the window.
+    for (query, value), (q, kv), group, (window, mask) in product(
+        RAGGED_HEAD_DIMS, SAME, (1, 4), ((False, "causal"), (True, "causal"), (False, "none"))
     ):
         yield _feature(
             "ragged_attention",

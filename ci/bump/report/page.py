@@ -84,7 +84,7 @@ def to_page(report: Mapping[str, Any]) -> str:
     )
 
 
-LETTERS = {"declared": "d", "reported": "", "compiled": "c", "run": "r"}
+LETTERS = {"declared": "d", "reported": "", "compiled": "c", "selected": "s", "run": "r"}
 """Evidence of a cell; a refusal has a footnote, which names its report."""
 CELL_TONES = {"supported": "yes", "refused": "no", "unknown": "unknown"}
 CELL_WORDS = {"supported": "yes", "refused": "no", "unknown": "–"}  # noqa: RUF001  a dash of its own

@@ -195,6 +195,11 @@ def call(**changes: int) -> dict[str, int]:
 def test_a_call_is_answered_by_what_it_launches_or_by_its_error() -> None:
     recorder = Recorder()
     given: dict[str, Any] = {}
+    recorded_by_batch: dict[int, list[dict[str, Any]]] = {
+        2: [LAUNCH, {"reduction": "r"}],
+        3: [{"refused": "a cluster of 32 blocks"}],
+        4: [],
+    }
 
     def decode(kv_cache_sf: object = None, **arguments: Any) -> None:  # noqa: ANN401  of the API
         given.update(arguments, kv_cache_sf=kv_cache_sf)
@@ -202,12 +207,7 @@ def test_a_call_is_answered_by_what_it_launches_or_by_its_error() -> None:
             message = "Missing kernel"
             raise RuntimeError(message)
         batch = arguments["query"].shape[0]
-        answers: dict[int, list[dict[str, Any]]] = {
-            2: [LAUNCH, {"reduction": "r"}],
-            3: [{"refused": "a cluster of 32 blocks"}],
-            4: [],
-        }
-        recorder.entries += answers[batch]
+        recorder.entries += recorded_by_batch[batch]
 
     host = host_of(decode, recorder)
     fields = Feature(**{**DECODE.to_json(), "kv_dtype": "nvfp4", "window": True}).to_json()

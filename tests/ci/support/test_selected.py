@@ -100,6 +100,12 @@ def test_a_kind_in_which_the_host_dies_is_counted_and_not_named() -> None:
     assert len(kept["cells"]) == 1
 
 
+def test_what_the_machine_lacks_is_no_answer_of_the_release() -> None:
+    error = "ModuleNotFoundError: No module named 'cutlass'"
+    lacks = [Answer(call, error=error) for call in calls_of(DECODE)]
+    assert found(answered(Selection(DECODE, 103, tuple(lacks))), rule("allow")) == []
+
+
 def run(*words: str) -> tuple[int, str]:
     done = CliRunner().invoke(support, list(words), env={"COLUMNS": "200"})
     return done.exit_code, done.output
@@ -132,7 +138,9 @@ def test_one_call_is_answered_by_its_kernels(
     data = json.loads(file.read_text(encoding="utf-8"))
     (cell,) = data["cells"]
     assert (data["level"], cell["outcome"]) == (SELECTED, "raises for some")
-    assert cell["kernels"] == {"k": {"build": "100f", "shared_memory": 4096, "sha256": "ab" * 32}}
+    assert data["kernels"] == {"k": {"build": "100f", "shared_memory": 4096, "sha256": "ab" * 32}}
+    assert Feature(backend="trtllm-gen", **cell["feature"]) == DECODE
+    assert len(cell["calls"]) == 5
     assert [each["kind"] for each in data["disagreements"]] == ["allowed"]
     _, printed = run(*words, "--verbose")
     assert "k, built for sm_100f, cluster 1, 4,096 bytes of shared memory, sha256 abab" in printed

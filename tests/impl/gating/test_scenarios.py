@@ -193,7 +193,7 @@ class TestNvfp4CacheAtStart:
     def test_refused_with_something_to_use(self, sm: int, version: str, phase: str) -> None:
         feature = replace(self.feature, phase=phase)
         decision = refused(
-            feature, on(sm, version), "NVFP4", "sm100f", rule="trtllm-gen-nvfp4-kv-other-chips"
+            feature, on(sm, version), "NVFP4", "SM103", rule="trtllm-gen-nvfp4-kv-other-chips"
         )
         assert decision.alternatives
         assert decision.alternatives[0].phase == phase
@@ -322,6 +322,8 @@ def trtllm(**asked: Any) -> Feature:  # noqa: ANN401  fields of a Feature
     return Feature(backend="trtllm-gen", kv_layout="HND", **{"group_size": 8, **asked})
 
 
+LATENT_96 = Feature("mla", "trtllm-gen", head_dim_qk=576, head_dim_vo=512, page_size=64,
+                    group_size=96)
 DEEPSEEK_RAGGED = Feature("ragged_attention", "trtllm-gen", "prefill", 192, 128)
 CUDA_CORE = Feature(backend="cuda-core")
 MOE = Feature("moe", "cutlass")
@@ -336,7 +338,16 @@ SCENARIOS = (
     Scenario("trtllm-gen-head-dim-512-query-rows", "FI#3343",
              trtllm(head_dim_qk=512, query_len=8), on(100, "0.6.11.post1"),
              on(100, "0.6.14")),
-    Scenario("trtllm-gen-head-dim-512-query-rows", "V#48082",
+    Scenario("trtllm-gen-head-dim-512-query-rows", "FI#3511",
+             trtllm(head_dim_qk=512, query_len=16, page_size=64), on(100, "0.6.11.post1"),
+             on(100, "0.6.14")),
+    Scenario("trtllm-gen-pages-above-128", "FI#4347", trtllm(page_size=256),
+             on(100, "0.6.16.post1"), on(100, "0.6.18")),
+    Scenario("trtllm-gen-large-pages-group-size", "FI#4094", trtllm(page_size=128, group_size=1),
+             on(100, "0.6.15"), on(100, "0.6.16")),
+    Scenario("mla-trtllm-gen-heads", "TRT#18164", LATENT_96, on(100), on(100),
+             replace(LATENT_96, group_size=128)),
+    Scenario("trtllm-gen-head-dim-512-query-rows-fp8", "V#48082",
              trtllm(head_dim_qk=512, query_len=8, q_dtype=FP8), on(100, "0.6.13"),
              on(100, "0.6.13"), trtllm(head_dim_qk=512, query_len=4, q_dtype=FP8)),
     Scenario("trtllm-gen-long-speculation", "FI#4382",
@@ -442,18 +453,20 @@ def test_before_and_after(scenario: Scenario) -> None:
 
 def test_each_report_has_a_scenario() -> None:
     """A rule on a report that no scenario shows may as well say nothing."""
-    reported = {rule.id for rule in load_rules().rules if rule.evidence == "reported"}
+    reported = {rule.id for rule in load_rules().rules if rule.issues}
     assert reported == {scenario.rule for scenario in SCENARIOS}
 
 
 def test_reports_are_many_and_named() -> None:
     """At least twenty real reports, each refusal with one, each permission's source public."""
     rules = load_rules().rules
-    reports = {issue for rule in rules if rule.evidence == "reported" for issue in rule.issues}
+    reports = {issue for rule in rules for issue in rule.issues}
     assert len(reports) >= LEAST_REPORTS
     assert len({scenario.rule for scenario in SCENARIOS}) >= LEAST_REPORTS
     for rule in rules:
-        assert bool(rule.issues) == (rule.evidence == "reported"), rule.id
+        # What a report says, the release's own choice of a kernel may bear out.
+        assert rule.issues or rule.evidence != "reported", rule.id
+        assert not rule.issues or rule.evidence in {"reported", "selected"}, rule.id
         assert rule.source.startswith(("https://", "flashinfer-python ", "kernelproof: ")), rule.id
         assert not rule.reason.endswith("."), rule.id
 
