@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from ..impl.targets.target import parse_cpu
 from ..properties.isolation.machine import MOST_LAUNCHES
 from ..properties.space.profiles import PROFILES
 from .console.choices import Choice
@@ -83,6 +84,30 @@ USES = click.option(
     type=click.Path(path_type=Path),
     help="Source of the engine, a folder or a wheel: what it does not use does not block; may be "
     "repeated.",
+)
+
+
+def cpu_of(
+    _context: click.Context | None, _parameter: click.Parameter | None, given: str | None
+) -> str:
+    """Return the processor that was named; empty if none was.
+
+    Raises:
+        UsageRefusedError: there is none of that name.
+    """
+    try:
+        return parse_cpu(given) if given else ""
+    except ValueError as error:
+        message = f"--cpu: {error}"
+        raise UsageRefusedError(message) from error
+
+
+CPU = click.option(
+    "--cpu",
+    metavar="NAME",
+    callback=cpu_of,
+    help="Processor of the wheels: x86_64 or aarch64, whose kernels differ; by default this "
+    "machine's.",
 )
 PACKAGE = click.option(
     "--package",
@@ -248,6 +273,7 @@ COMPARE = (
         help="File that --resume continues from; by default one in .kernelproof/gate.",
     ),
     PACKAGE,
+    CPU,
     click.option(
         "--part",
         "parts",
@@ -286,7 +312,7 @@ SIDES = ("--baseline", "--candidate", "--baseline-from", "--candidate-from")
 """Flags of a comparison that make gate the alias of bump."""
 SECTIONS = {
     "Releases": (
-        "--package", "--baseline-from", "--candidate-from", "--sm", "--uses", "--journal",
+        "--package", "--cpu", "--baseline-from", "--candidate-from", "--sm", "--uses", "--journal",
     ),
     "What to judge": (
         "--operation", "--law", "--only", "--from", "--implementation", "--part", "--compile",

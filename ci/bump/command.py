@@ -39,6 +39,7 @@ from ..console.terminal import console
 from ..options import refuse_empty
 from ..releases.packages import (
     BEHAVIOUR,
+    BINARIES,
     COMPILED,
     DECLARED,
     EVERYTHING,
@@ -46,12 +47,14 @@ from ..releases.packages import (
     PACKAGES,
     PARTS,
     SPEED,
+    SURFACE,
     Package,
 )
 from ..support.command import chips_of
 from .behaviour.asking import Bench
 from .behaviour.compiled import Compilation, compare_compiled
 from .behaviour.records import Comparison
+from .behaviour.shipped import compare_binaries
 from .behaviour.steps import (
     compare_behaviour,
     compare_declarations,
@@ -110,6 +113,7 @@ class Request:
     uses: Sequence[Path] = ()
     verbose: bool = False
     package: str = FLASHINFER_PACKAGE.name
+    cpu: str = ""
     cases_as: Path | None = None
     sources: Sequence[Path] | None = None
     positional: bool = False
@@ -248,7 +252,7 @@ def _steps(
     ending, journal, watched = bench.ending, bench.journal, bench.progress
     watched.tell(f"finding both releases, of which {', '.join(parts)} are compared")
     with ending.closing(kill_children):
-        comparison = find_both(comparison, ending, watched.tell)
+        comparison = find_both(comparison, ending, watched.tell, request.cpu)
         yield comparison
         own = any(each.own_environment for each in comparison.releases.values())
         plan = _for_environments(request, bench.plan) if own else bench.plan
@@ -260,11 +264,14 @@ def _steps(
         yield comparison
         comparison = compare_declarations(comparison, parts)
         yield comparison
+        comparison = compare_binaries(comparison, parts, request.cpu, watched.tell)
+        yield comparison
         comparison = read_uses(comparison, sources, ending, watched.tell)
         for each in with_actions(comparison.findings, policy):
             if each.action != REPORT:
                 watched.found(f"{each.action}  {each.change}  {each.message}")
-        left_out = (part for part in PARTS if part not in parts)
+        known = {*package.parts, SURFACE, DECLARED, BEHAVIOUR, SPEED}
+        left_out = (part for part in PARTS if part in known and part not in parts)
         comparison = comparison.skipping(
             {
                 part: "not asked for" if part in package.parts else inapplicable(package)
@@ -359,6 +366,9 @@ def _refuse_inapplicable(request: Request) -> None:
     parts = [f"--part {part}" for part in request.parts if part not in package.parts]
     of_flashinfer = {"--uses": request.uses, "--compile": request.compiled, "--unit": request.units}
     others = [option for option, given in of_flashinfer.items() if given]
+    if request.cpu and BINARIES not in package.parts:
+        message = f"--cpu {inapplicable(package)}"
+        raise UsageRefusedError(message)
     if parts or (others and package is not FLASHINFER_PACKAGE):
         message = f"{[*parts, *others][0]} {inapplicable(package)}"
         raise UsageRefusedError(message)
@@ -390,6 +400,8 @@ def _machine(device: str) -> Chip:
 def _chips(request: Request, machine: Chip) -> tuple[Chip, ...]:
     if request.sm is not None:
         return tuple("cpu" if chip is None else chip for chip in chips_of(request.sm))
+    if request.compared.libraries_only:
+        return tuple(CHIPS)
     if DECLARED not in request.compared.parts:  # nothing is said of a chip that is not here
         return (machine,)
     return (*(["cpu"] if machine == "cpu" else []), *CHIPS)
@@ -462,6 +474,7 @@ def _identity(request: Request, plan: BumpPlan) -> dict[str, Any]:
         "soak": plan.soak,
         "expectations": request.expectations or "",
         "from": [str(folder) for folder in plan.sources],
+        **({"cpu": request.cpu} if request.cpu else {}),
     }
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from ...impl.targets.backends import CUTLASS_DSL, FLASHINFER, SGLANG, TORCH, TRITON, VLLM
 
 SURFACE, DECLARED, BEHAVIOUR, SPEED = "surface", "declarations", "behaviour", "speed"
-PARTS = (SURFACE, DECLARED, BEHAVIOUR, SPEED)
+BINARIES = "binaries"
+PARTS = (SURFACE, DECLARED, BINARIES, BEHAVIOUR, SPEED)
 """Names of the parts of a comparison."""
 PROVIDED, COMPILED, EVERYTHING = "provided", "compiled", "everything"
 """Implementations that a release may change: those that come from the package, those whose kernels
@@ -50,6 +51,11 @@ class Package:
     stands_alone: bool = True
 
     @property
+    def libraries_only(self) -> bool:
+        """Whether all that is compared of it is the device code of its libraries."""
+        return self.parts == (BINARIES,)
+
+    @property
     def marker(self) -> Path:
         """The file that a folder with the package holds."""
         return Path(self.module, "__init__.py")
@@ -61,7 +67,12 @@ class Package:
 
 
 FLASHINFER_PACKAGE = Package(
-    "flashinfer", FLASHINFER, "flashinfer", PROVIDED, parts=PARTS, whole=True
+    "flashinfer",
+    FLASHINFER,
+    "flashinfer",
+    PROVIDED,
+    parts=(SURFACE, DECLARED, BEHAVIOUR, SPEED),
+    whole=True,
 )
 """The package that is compared if no other is named."""
 KERNELS_PACKAGE = Package(
@@ -81,8 +92,24 @@ PACKAGES: Mapping[str, Package] = {
         Package("triton", TRITON, "triton", COMPILED),
         # Kernelproof calls torch everywhere: there is no list of callables to compare.
         Package("torch", TORCH, "torch", EVERYTHING, parts=(BEHAVIOUR, SPEED), stands_alone=False),
-        Package("vllm", VLLM, "vllm", PROVIDED, sources=True),
+        Package(
+            "vllm",
+            VLLM,
+            "vllm",
+            PROVIDED,
+            parts=(SURFACE, BINARIES, BEHAVIOUR, SPEED),
+            sources=True,
+        ),
         Package("sglang", SGLANG, "sglang", PROVIDED, sources=True),
+        Package(
+            "sglang-kernel",
+            "sglang-kernel",
+            "sgl_kernel",
+            PROVIDED,
+            parts=(BINARIES,),
+            sources=True,
+        ),
+        Package("lmdeploy", "lmdeploy", "lmdeploy", PROVIDED, parts=(BINARIES,), sources=True),
         Package(
             CUTLASS_DSL,
             CUTLASS_DSL,

@@ -16,6 +16,7 @@ from ..console.errors import CONFORMING, INTERRUPTED, NONCONFORMING, UsageRefuse
 from ..console.help import SectionedCommand
 from ..console.lines import tell
 from ..console.outputs import Outputs, output_option
+from ..options import CPU
 
 if TYPE_CHECKING:
     from ...impl.gating import RuleBook
@@ -103,11 +104,7 @@ def feature_options(command: Callable[..., int]) -> Callable[..., int]:
     help="Chips: 103, sm_103a, GB300, dgx-spark or cpu; all by default.",
     shell_complete=chip_names,
 )
-@click.option(
-    "--cpu",
-    metavar="NAME",
-    help="Processor of the machine: x86_64 or aarch64. Wheels for them hold other kernels.",
-)
+@CPU
 @click.option(
     "--flashinfer",
     "releases",
@@ -183,7 +180,7 @@ def support(
     outputs.check()
     declared, compiled = options.pop("declared"), options.pop("compiled")
     explained, required = options.pop("explained"), options.pop("required")
-    binaries, cpu = options.pop("binaries"), _cpu(options.pop("cpu"))
+    binaries, cpu = options.pop("binaries"), options.pop("cpu")
     making = {name: options.pop(name) for name in ("units", "jobs")}
     if compiled is None and (given := next((name for name in making if making[name]), None)):
         message = f"{'--jobs' if given == 'jobs' else '--unit'} goes with --compile"
@@ -251,8 +248,10 @@ def _answer_binaries(
 
 def _is_flashinfer(release: str) -> bool:
     """Whether a release is a version of FlashInfer, its wheel or a folder."""
-    wheel = release.endswith(".whl")
-    return "==" not in release and (not wheel or Path(release).name.startswith("flashinfer"))
+    path = Path(release)
+    if path.suffix == ".whl":
+        return path.name.startswith("flashinfer")
+    return "==" not in release and (not path.is_dir() or (path / "flashinfer").is_dir())
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
@@ -267,21 +266,6 @@ def _load(folder: Path | None) -> RuleBook:
         return load_rules(folder) if folder else load_rules()
     except RulesError as error:
         message = f"--rules: {error}" if folder else str(error)
-        raise UsageRefusedError(message) from error
-
-
-def _cpu(name: str | None) -> str:
-    """Return the processor that was named; empty if none was.
-
-    Raises:
-        UsageRefusedError: there is none of that name.
-    """
-    from ...impl.targets.target import parse_cpu
-
-    try:
-        return parse_cpu(name) if name else ""
-    except ValueError as error:
-        message = f"--cpu: {error}"
         raise UsageRefusedError(message) from error
 
 

@@ -57,13 +57,13 @@ IMPORT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); __import__(sy
 OVER = "the time for it was over"
 
 
-def find_both(comparison: Comparison, ending: Ending, tell: Tell) -> Comparison:
+def find_both(comparison: Comparison, ending: Ending, tell: Tell, cpu: str = "") -> Comparison:
     """Find both releases; one that cannot be had is a failure, and the other is read."""
     started = time.monotonic()
 
     def find(side: str) -> Release | click.ClickException:
         try:
-            return find_release(comparison.given[side], comparison.package, tell=tell)
+            return find_release(comparison.given[side], comparison.package, cpu=cpu, tell=tell)
         except click.ClickException as error:
             ending.check()
             return error

@@ -25,6 +25,7 @@ from ....properties.isolation.outcome import describe_exit
 from ....properties.isolation.workers import WorkerPool
 from ....properties.worker.pools import open_pool
 from ...answers.identity import code_identity, digest_of
+from ...binaries.wheels.finding import find_libraries
 from ...console.errors import MACHINE, UsageRefusedError
 from ...releases.packages import FLASHINFER_PACKAGE, Package
 from ...releases.sandboxes import Tell, installed_folder, quietly, sandbox
@@ -55,7 +56,7 @@ class Release:
 
     Attributes:
         given: the release as it was asked for.
-        folder: holds the package.
+        folder: holds the package; the wheel itself where only its libraries are compared.
         executable: interpreter of its workers.
         path: ``sys.path`` of its workers.
         package: the package that is compared.
@@ -127,7 +128,7 @@ class Release:
 
 
 def find_release(
-    given: str, package: Package = FLASHINFER_PACKAGE, *, tell: Tell = quietly
+    given: str, package: Package = FLASHINFER_PACKAGE, *, cpu: str = "", tell: Tell = quietly
 ) -> Release:
     """Find a release, installing it into a folder of its own where that is needed.
 
@@ -135,6 +136,8 @@ def find_release(
         given: a version, a wheel, a folder with the package in it, or a Python interpreter, such
             as ``/opt/vllm/bin/python``.
         package: the package of ``PACKAGES``.
+        cpu: the processor of the wheel, where only its libraries are compared; this machine's if
+            empty.
         tell: called with a line of progress now and then.
 
     Raises:
@@ -150,8 +153,12 @@ def find_release(
     if os.sep in given and not path.exists():
         message = f"{given}: there is no such wheel, folder or interpreter"
         raise UsageRefusedError(message)
-    folder = sandbox(given, package, tell=tell)
     here = [entry or str(Path.cwd()) for entry in sys.path]
+    if package.libraries_only and not path.is_dir():
+        wheel = f"{package.distribution}=={given}" if _is_version(given) else given
+        place, _ = find_libraries(wheel, cpu, tell=tell)
+        return Release(given, place, sys.executable, tuple(here), package)
+    folder = sandbox(given, package, tell=tell)
     # In front of everything only where it is not there anyway: site-packages would hide modules of
     # the standard library that newer packages of the same name replace.
     front = [] if package.sources or _is_installed(folder, package) else [str(folder)]
@@ -233,6 +240,9 @@ def release_identity(release: Release) -> str:
     That is the list of its files with their hashes, as it was installed, or, where somebody may
     have changed them since, each file's size and time.
     """
+    if release.folder.is_file():
+        known = release.folder.stat()
+        return f"{release.folder.name} {known.st_size} {known.st_mtime_ns}"
     named = [each.name for each in sorted(release.folder.glob(release.package.metadata))]
     versions = [name.removesuffix(".dist-info").rpartition("-")[2] for name in named]
     fixed = not (Path(release.given).expanduser().is_dir() or release.own_environment)

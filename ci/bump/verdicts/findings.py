@@ -12,7 +12,10 @@ Action = str
 BLOCK, CONDITION, REPORT = "block", "condition", "report"
 ACTIONS = (BLOCK, CONDITION, REPORT)
 """What a finding does: forbids the bump; allows it under a rule; is reported and does nothing."""
-AREAS = ("release", "surface", "declarations", "behaviour", "speed", "liveness", "compile")
+AREAS = (
+    *("release", "surface", "declarations", "binaries", "behaviour", "speed", "liveness"),
+    "compile",
+)
 USED, MAYBE_USED, UNKNOWN_RECEIVER, UNUSED = "used", "may be used", "receiver unknown", "not used"
 USES = (USED, MAYBE_USED, UNKNOWN_RECEIVER, UNUSED)
 """What an engine's source says of a change. It may be used where that cannot be ruled out: by a
@@ -72,6 +75,19 @@ CHANGES: Mapping[str, Change] = {
     ),
     "artifact-changed": Change("declarations", REPORT, "other binaries, of which nothing is known"),
     "artifact-same": Change("declarations", REPORT, "the same binaries: what is known still holds"),
+    "kernel-lost": Change(
+        "binaries", BLOCK, "kernels of a library have no code for a chip any more"
+    ),
+    "kernel-stub": Change(
+        "binaries", BLOCK, "kernels of a library only return on a chip, or print and return"
+    ),
+    "kernel-jit": Change(
+        "binaries", CONDITION, "kernels of a library have PTX only for a chip, compiled when loaded"
+    ),
+    "kernel-replaced": Change(
+        "binaries", REPORT, "kernels are gone of which the same functions have others"
+    ),
+    "kernel-gained": Change("binaries", REPORT, "kernels of a library have code for a chip now"),
     "new-failure": Change("behaviour", BLOCK, "right with the baseline, wrong with the candidate"),
     "worse-failure": Change("behaviour", BLOCK, "wrong with both, and hangs or dies now"),
     "candidate-only-failure": Change(

@@ -29,7 +29,10 @@ from kernelproof.impl.targets.unpacked import FROM
 OLD, NEW = "9.9.1", "9.9.2"
 WORDS = ("--json", "report.json", "--profile", "quick", "--law", "parity", "--jobs", "1",
          "--implementation", "subject.py:subject")  # fmt: skip
-KNOWN = "'flashinfer', 'triton', 'torch', 'vllm', 'sglang', 'nvidia-cutlass-dsl'"
+KNOWN = (
+    "'flashinfer', 'triton', 'torch', 'vllm', 'sglang', 'sglang-kernel', 'lmdeploy', "
+    "'nvidia-cutlass-dsl'"
+)
 MERGE = """
 import torch
 

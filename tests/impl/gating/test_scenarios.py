@@ -322,8 +322,9 @@ def trtllm(**asked: Any) -> Feature:  # noqa: ANN401  fields of a Feature
     return Feature(backend="trtllm-gen", kv_layout="HND", **{"group_size": 8, **asked})
 
 
-LATENT_96 = Feature("mla", "trtllm-gen", head_dim_qk=576, head_dim_vo=512, page_size=64,
-                    group_size=96)
+LATENT_96 = Feature(
+    "mla", "trtllm-gen", head_dim_qk=576, head_dim_vo=512, page_size=64, group_size=96
+)
 DEEPSEEK_RAGGED = Feature("ragged_attention", "trtllm-gen", "prefill", 192, 128)
 CUDA_CORE = Feature(backend="cuda-core")
 MOE = Feature("moe", "cutlass")
