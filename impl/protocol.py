@@ -38,6 +38,7 @@ Operation = Literal[
     "route",
     "moe",
     "batched_moe",
+    "quantize",
 ]
 
 OPERATIONS = tuple(ORACLES)

@@ -44,6 +44,7 @@ from .formats.quantization import (
     unpack_e2m1,
     unswizzle_scales_128x4,
 )
+from .formats.quantizers import Quantized, QuantizedFormat, quantize
 from .moe.activations import ACTIVATIONS
 from .moe.batched import batched_moe
 from .moe.bounds import moe_error_bound
@@ -62,6 +63,7 @@ from .problems import (
     MetadataProblem,
     MoEProblem,
     Problem,
+    QuantizeProblem,
     RouteProblem,
     SlotsProblem,
     StepsProblem,
@@ -95,6 +97,9 @@ __all__ = [
     "MoEProblem",
     "NVFP4Tensor",
     "Problem",
+    "QuantizeProblem",
+    "Quantized",
+    "QuantizedFormat",
     "QuantizedMatrix",
     "RouteProblem",
     "Routing",
@@ -128,6 +133,7 @@ __all__ = [
     "paged_attention",
     "prepare_batch",
     "problem_from_json",
+    "quantize",
     "quantize_e2m1",
     "quantize_fp8",
     "quantize_mxfp4",

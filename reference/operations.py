@@ -18,7 +18,7 @@ from .formats.arithmetic import BLOCK_FORMATS, Arithmetic
 from .problems import Problem
 from .problems.field_types import hints_of
 from .problems.from_json import read_problem
-from .tensors import batched_moe, context_parallel, preparation, slots, steps
+from .tensors import batched_moe, context_parallel, preparation, quantize, slots, steps
 from .tensors import inputs as records
 from .tensors import materialise as tensors
 from .tensors import moe_inputs as moe_records
@@ -121,6 +121,9 @@ OPERATIONS = Table("kernelproof.reference.operations.OPERATIONS", {
     "batched_moe": Operation(
         problems.BatchedMoEProblem, batched_moe.BatchedMoEInputs, batched_moe.batched_inputs,
         oracle.batched_experts, oracle.paired_batched_experts, _wide_intermediates),
+    "quantize": Operation(
+        problems.QuantizeProblem, quantize.QuantizeInputs, quantize.quantize_inputs,
+        quantize.quantized),
 })  # fmt: skip
 """Every operation, in the order in which commands name them."""
 PROBLEM_TYPES: dict[str, type[Problem]] = {

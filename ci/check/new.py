@@ -236,6 +236,13 @@ CALLS = {
         **inputs.keywords(),  # activation and what the features ask for
     )
     return out.to(inputs.out_dtype)  # [experts, rows, hidden]""",
+    "quantize": """\
+    # Return the codes, and the scales of blocks unless one was given: float32 [rows, columns].
+    return reference.quantize(
+        inputs.x,  # [tokens, channels]; rows may lie apart: spare_channels
+        inputs.to,  # dtype of the codes, block, scale_format, floor, saturate
+        scale=inputs.scale,  # float32 [1], or None
+    )""",
 }
 """Body of an adapter that calls the oracle, by operation."""
 EXAMPLES = {
@@ -251,6 +258,7 @@ EXAMPLES = {
     "route": ('problem.method != "renormalize"', "renormalize only"),
     "moe": ('problem.activation != "swiglu"', "swiglu only"),
     "batched_moe": ('problem.activation != "swiglu"', "swiglu only"),
+    "quantize": ('problem.scale_layout != "rows"', "scales lie row after row"),
 }
 """What a kernel may not take, and how it says so, by operation."""
 

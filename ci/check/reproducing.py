@@ -37,6 +37,7 @@ ANSWERS = {
     "map_slots": '{"slot_mapping": result}',
     "prepare_batch": '{"buffer": result}',
     "prepare_steps": "result",
+    "quantize": 'dict(zip(("codes", "scales"), result))',
     "slice_context_parallel": '{name: getattr(result, name) for name in tensors["expected"]}',
 }
 """Code by operation that reads an answer as tensors by name; others are pairs (out, lse)."""

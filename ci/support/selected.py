@@ -18,14 +18,13 @@ from rich.text import Text
 from ...impl.gating import Decision, Feature, RuleBook, Target, capability_name, decide
 from ...impl.gating.feature import with_fields
 from ...impl.gating.rules import CALLED, SELECTED, Rule, parse_version
+from ...impl.gating.selections import RAISES, RUNS
 from ...properties.verdicts.text import count_of
 from ..binaries.flashinfer.asking import (
     CHIPS,
     DIES,
     NOT_ASKED,
     OUTCOMES,
-    RAISES,
-    RUNS,
     Selection,
     ask_release,
 )

@@ -112,6 +112,11 @@ def _round_up(number: int, of: int) -> int:
     return -(-number // of) * of
 
 
+def _tma_aligned(rows: int, itemsize: int) -> int:
+    """Return rows that take a multiple of 16 bytes, as TMA needs."""
+    return _round_up(rows, 16 // itemsize)
+
+
 def _ceil_div(number: int, by: int) -> int:
     return -(-number // by)
 
@@ -156,6 +161,11 @@ def align(
 
 UNUSED: Mapping[str, tuple[str, ...]] = {
     "vllm.distributed": ("get_dcp_group", "get_pcp_group"),
+    "vllm.model_executor.parameter": (
+        "BlockQuantScaleParameter", "ChannelQuantScaleParameter", "PerTensorScaleParameter",
+    ),
+    "vllm.model_executor.utils": ("set_weight_attrs",),
+    "vllm.model_executor.layers.quantization.input_quant_fp8": ("QuantFP8",),
     "vllm.model_executor.warmup.jit_warmup": (
         "WarmupChoices", "WarmupIntRange", "kernel_launcher",
     ),
@@ -165,7 +175,7 @@ UNUSED: Mapping[str, tuple[str, ...]] = {
     ),
     "vllm.triton_utils.allocation": ("set_triton_allocator",),
     "vllm.utils": ("direct_register_custom_op", "is_torch_equal_or_newer", "random_uuid"),
-    "vllm.utils.deep_gemm": ("is_deep_gemm_e8m0_used",),
+    "vllm.utils.deep_gemm": ("is_deep_gemm_e8m0_used", "transform_sf_into_required_layout"),
     "vllm.utils.platform_utils": ("get_device_name_as_file_name", "is_uva_available"),
     "vllm.utils.torch_utils": (
         "async_tensor_h2d", "direct_register_custom_op", "get_accelerator_view_from_cpu_tensor",
@@ -193,9 +203,11 @@ UNUSED: Mapping[str, tuple[str, ...]] = {
         "moe_kernel_quantize_input", "warn_if_moe_use_td_ineffective",
     ),
     f"{QUANTISATION}.mxfp4_utils": ("dequant_mxfp4",),
+    f"{QUANTISATION}.w8a8_utils": ("all_close_1d", "per_tensor_dequantize"),
     f"{QUANTISATION}.mxfp6_utils": ("dequant_mxfp6",),
     f"{QUANTISATION}.quant_utils": (
-        "QuantKey", "kFp8Dynamic128Sym", "kFp8DynamicTensorSym", "kFp8DynamicTokenSym",
+        "QuantKey", "amax_for_moe_activation_quant", "kFp8Dynamic128Sym",
+        "kFp8DynamicTensorSym", "kFp8DynamicTokenSym",
         "kFp8Static128BlockSym", "kFp8StaticChannelSym", "kFp8StaticTensorSym",
     ),
 }  # fmt: skip
@@ -214,8 +226,9 @@ def stubs() -> Mapping[str, Mapping[str, object]]:
         "vllm.logger": {"init_logger": Unused()},
         "vllm.platforms": {"current_platform": Platform()},
         "vllm.platforms.rocm": {"use_rocm_custom_paged_attention": lambda *_: False},
-        "vllm.triton_utils": {"triton": triton, "tl": language},
+        "vllm.triton_utils": {"triton": triton, "tl": language, "HAS_TRITON": True},
         "vllm.utils": {"round_up": _round_up},
+        "vllm.utils.deep_gemm": {"get_tma_aligned_size": _tma_aligned},
         "vllm.utils.math_utils": {"round_up": _round_up, "next_power_of_2": _next_power_of_2,
                                   "cdiv": _ceil_div,
                                   "RCP_LN2": RCP_LN2},
@@ -235,6 +248,23 @@ def stubs() -> Mapping[str, Mapping[str, object]]:
         module: {**dict.fromkeys(UNUSED.get(module, ()), Unused()), **used.get(module, {})}
         for module in {*used, *UNUSED}
     }
+
+
+class WithoutOperators(Platform):
+    """A machine for which vLLM has no compiled operators, and runs its Triton kernels."""
+
+    def is_cuda_alike(self) -> bool:
+        """Whether compiled operators of CUDA are there."""
+        return False
+
+    def is_xpu(self) -> bool:
+        """Whether those of Intel's GPUs are."""
+        return False
+
+
+def stubs_without_operators() -> Mapping[str, Mapping[str, object]]:
+    """Stand in for vLLM where nothing but its Triton kernels quantises."""
+    return {**stubs(), "vllm.platforms": {"current_platform": WithoutOperators()}}
 
 
 def stubs_with_swapped_operands() -> Mapping[str, Mapping[str, object]]:

@@ -28,6 +28,7 @@ PREFERENCE = {
     "build_metadata": ("triton", "reference"),
     "route": ("trtllm-gen", "cuda", "reference"),
     "moe": ("trtllm-gen", "cutlass", "cute-dsl", "b12x", "engine-triton", "triton"),
+    "quantize": ("triton",),
 }
 """Backends that serve, the fastest first: what ``auto`` tries and what a refusal offers."""
 PAGED = ("paged_attention", "append_paged_kv")

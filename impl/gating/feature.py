@@ -17,6 +17,7 @@ OPERATIONS = (
     "build_metadata",
     "route",
     "moe",
+    "quantize",
 )
 AUTO = "auto"
 PHASES = ("decode", "prefill", "mixed")

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from ...reference import AttentionProblem, MergeProblem, MoEProblem, Problem, RouteProblem
+from ...reference import (
+    AttentionProblem,
+    MergeProblem,
+    MoEProblem,
+    Problem,
+    QuantizeProblem,
+    RouteProblem,
+)
 from ...reference.moe.weights import WEIGHT_FORMATS
 from .feature import PADDINGS, Feature
 
@@ -47,6 +54,8 @@ def feature_of(problem: Problem, backend: str, *, decodes: bool = False) -> Feat
         )
     if isinstance(problem, RouteProblem):
         return Feature("route", backend, q_dtype=problem.dtype, routing=problem.method)
+    if isinstance(problem, QuantizeProblem):
+        return Feature("quantize", backend, q_dtype=problem.dtype)
     if isinstance(problem, MoEProblem):
         return _of_experts(problem, backend)
     if not isinstance(problem, AttentionProblem):

@@ -133,6 +133,28 @@ def _splat_conditions(splat: Callable[..., Any]) -> Callable[..., Any]:
     return patched
 
 
+@contextmanager
+def rounding_away(tensor: torch.Tensor) -> Iterator[None]:
+    """Let kernels launched on CPU tensors within this context call CUDA's ``libdevice.round``.
+
+    It rounds halves away from zero; the interpreter has none of libdevice's functions.
+    """
+    if tensor.is_cuda:
+        yield
+        return
+    libdevice = importlib.import_module("triton.language.extra.cuda.libdevice")
+    with mock.patch.object(libdevice, "round", _rounded_away):
+        yield
+
+
+def _rounded_away(number: Any) -> Any:  # noqa: ANN401  a tensor of the interpreter's
+    tl = importlib.import_module("triton.language")
+    size = tl.abs(number)
+    whole = tl.floor(size)
+    whole = tl.where(size - whole >= 0.5, whole + 1.0, whole)  # noqa: PLR2004
+    return tl.where(number < 0, -whole, whole)
+
+
 def hasten() -> None:
     """Let Triton's interpreter work less, reach bound names, and compute as a GPU does.
 

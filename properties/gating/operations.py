@@ -18,6 +18,7 @@ from ...reference import (
     MetadataProblem,
     MoEProblem,
     Problem,
+    QuantizeProblem,
     RouteProblem,
 )
 from ...reference.moe.activations import ACTIVATIONS
@@ -124,6 +125,10 @@ def _merge_calls(_: Lengths) -> Simple:
 
 def _metadata_calls(_: Lengths) -> Simple:
     return {"metadata": [MetadataProblem(steps=(((1, 17), (97, 300)),), page_size=16)]}
+
+
+def _matrix_calls(_: Lengths) -> Simple:
+    return {"quantising": [QuantizeProblem(9, 256, dtype, block=(1, 128)) for dtype in DTYPES]}
 
 
 def _dtypes() -> list[Change]:
@@ -313,4 +318,5 @@ OPERATIONS = Table("kernelproof.properties.gating.operations.OPERATIONS", {
     "build_metadata": Calls(_metadata_calls, lambda _: []),
     "route": Calls(_routing_calls, _routing_changes),
     "moe": Calls(_expert_calls, _expert_changes),
+    "quantize": Calls(_matrix_calls, lambda _: _dtypes()),
 })  # fmt: skip

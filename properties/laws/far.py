@@ -36,7 +36,8 @@ _NEW, _STATES = {"new_k": 1, "new_v": 1}, {"outs": 2, "states": 1, "lses": 1, "o
 _TABLE = {"block_table": 1}
 APART: dict[str, dict[str, int]] = {
     "append_paged_kv": _NEW, "merge_state": _STATES, "route": {"logits": 1},
-    "moe": {"hidden": 1, "out": 1}, "build_metadata": _TABLE, "map_slots": _TABLE,
+    "moe": {"hidden": 1, "out": 1}, "quantize": {"x": 1}, "build_metadata": _TABLE,
+    "map_slots": _TABLE,
 }  # fmt: skip
 """Tensors with rows of tokens, states or requests by operation, and how many axes count rows."""
 GIB, WORKSPACE_BYTES = 1 << 30, 4

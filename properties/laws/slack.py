@@ -19,7 +19,7 @@ from ..verdicts.contained import Stop
 from ..verdicts.snapshot import Snapshot
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import VACUOUS, Verdict
-from . import routing
+from . import quantisers, routing
 from .append import append_parity
 from .general import expectation_of, kept, parity
 from .law import (
@@ -31,6 +31,7 @@ from .law import (
     MERGE,
     METADATA,
     MOE,
+    QUANTIZE,
     ROUTE,
     SLOTS,
     Law,
@@ -49,6 +50,7 @@ PARITY: dict[str, Callable[[Subject, Any], Verdict]] = {
     **dict.fromkeys(CONTEXT_PARALLEL, context_parallel.parity),
     **dict.fromkeys(SLOTS, builders.slots_parity),
     **dict.fromkeys(BATCH, preparation.parity),
+    **dict.fromkeys(QUANTIZE, quantisers.parity),
 }
 """Comparisons of answers with the oracle's, by operation."""
 
@@ -183,7 +185,7 @@ LAWS = (
     ),
     Law(
         "slack_rows",
-        (*ATTENTION, *MERGE, *APPEND, *METADATA, *CONTEXT_PARALLEL, *SLOTS, *BATCH),
+        (*ATTENTION, *MERGE, *APPEND, *METADATA, *CONTEXT_PARALLEL, *SLOTS, *BATCH, *QUANTIZE),
         slack_rows,
         "garbage behind the rows of a batch, where engines pad queries, states, lses, scales, "
         "lengths, tables and slots, changes nothing",

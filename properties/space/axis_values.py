@@ -14,6 +14,8 @@ FIELDS = {
     "head_dims": ("head_dim_qk", "head_dim_vo"),
     "caches": ("kv_cache", "q_dtype"),
     "outputs": ("output", "rest"),
+    "blocks": ("block", "scale"),
+    "kinds": ("codes", "saturate"),
     **TOGETHER,
 }
 """Fields of the axes that have two each."""

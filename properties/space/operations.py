@@ -57,6 +57,7 @@ from .moe_strategies import (
     size_of_batched,
 )
 from .pairs import Taken, kinds_of_features, pairs_of_features
+from .quantising.strategies import QUANTIZE_AXES, quantize_example, quantize_problems
 from .real_drawing import many_values, row_values, wide_problems
 from .simplifying import (
     Cheap,
@@ -271,6 +272,11 @@ OPERATIONS = Table("kernelproof.properties.space.operations.OPERATIONS", {
     "batched_moe": Space(
         BATCHED_AXES, batched_example, batched_problems, size_of_batched,
         simpler_batched, timed=full_experts, larger=more_rows, lengths=lengths_of_batched,
+    ),
+    "quantize": Space(
+        QUANTIZE_AXES, quantize_example, quantize_problems, sizes.of_matrix,
+        simpler_values, timed=sizes.some_tokens, larger=sizes.more_tokens,
+        lengths=sizes.lengths_of_matrix,
     ),
 })  # fmt: skip
 

@@ -11,6 +11,7 @@ from ...reference import (
     MergeProblem,
     MetadataProblem,
     MoEProblem,
+    QuantizeProblem,
     RouteProblem,
     SlotsProblem,
     StepsProblem,
@@ -20,7 +21,7 @@ from .simplifying import FEW_PAGES
 COST_REQUESTS = 8
 COST_ROWS, COST_KEYS = 8, 64
 """Factors by which the second call that is timed has more rows, and more keys a request."""
-OfTokens = TypeVar("OfTokens", MergeProblem, MoEProblem, RouteProblem)
+OfTokens = TypeVar("OfTokens", MergeProblem, MoEProblem, RouteProblem, QuantizeProblem)
 
 
 def more_tokens(problem: OfTokens) -> OfTokens:
@@ -78,6 +79,16 @@ def of_batches(problem: StepsProblem) -> str:
 def of_experts(problem: MoEProblem | RouteProblem) -> str:
     """Return tokens and experts in words."""
     return f"{problem.num_tokens} tokens, {problem.top_k} of {problem.num_experts} experts"
+
+
+def of_matrix(problem: QuantizeProblem) -> str:
+    """Return rows and columns of a matrix in words."""
+    return f"{problem.num_tokens} tokens, {problem.num_channels} channels"
+
+
+def lengths_of_matrix(problem: QuantizeProblem) -> dict[str, int]:
+    """Return rows and columns of a matrix."""
+    return {"tokens": problem.num_tokens, "channels": problem.num_channels}
 
 
 def lengths_of_batch(problem: AttentionProblem) -> dict[str, int]:

@@ -14,6 +14,7 @@ from ...reference import (
     MergeProblem,
     MoEProblem,
     Problem,
+    QuantizeProblem,
     RouteProblem,
 )
 from ...reference.tensors.placement import placement
@@ -78,7 +79,7 @@ def _of_rows(*axes: str) -> Callable[..., Place]:
     """Return what names the elements of answers with one row a token."""
 
     def place(
-        problem: MergeProblem | MoEProblem | RouteProblem,
+        problem: MergeProblem | MoEProblem | RouteProblem | QuantizeProblem,
         name: str,
         shape: Sequence[int],
         index: Sequence[int],
@@ -117,5 +118,6 @@ PLACES: dict[str, Callable[[Any, str, Sequence[int], Sequence[int]], Place]] = {
     "route": _of_rows("token", "choice"),
     "moe": _of_rows("token", "channel"),
     "batched_moe": _of_experts,
+    "quantize": _of_rows("token", "channel"),
 }
 """What names an element of each operation's answer, of its tensor's name, shape and index."""

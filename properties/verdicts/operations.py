@@ -115,6 +115,11 @@ def _weights_and_ids(result: object) -> Result | str:
     return pair if isinstance(pair, str) else (pair[1], pair[0])
 
 
+def _codes_and_scales(result: object) -> Result | str:
+    pair: Result | str = _pair(result, "a pair (codes, scales)")
+    return pair
+
+
 def _out(result: object) -> Result | str:
     if isinstance(result, torch.Tensor):
         return result, None
@@ -202,4 +207,5 @@ OPERATIONS = Table("kernelproof.properties.verdicts.operations.OPERATIONS", {
     "moe": Answers("parity", _out, _of_experts, _more_tokens),
     "batched_moe": Answers("parity", _out, _of_batched, _other_counts,
                            unused=BatchedMoEInputs.unused),
+    "quantize": Answers("quantize_parity", _codes_and_scales, names=("codes", "scales")),
 })  # fmt: skip

@@ -55,13 +55,17 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
     "fp8_products": ("accumulate", "fixed_point"),
     "sigmoid": ("exponential", "tanh"),
     "routing": ("given", "accumulate"),
+    "scales": ("division", "reciprocal", "approximate"),
+    "powers": ("exact", "logarithm"),
+    "quotients": ("division", "once", "approximate", "reciprocal", "inverse"),
+    "ties": ("even", "away", "cut"),
 }
 """Values of each field of ``Arithmetic`` that names another choice."""
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """The roundings of an attention, merge, routing or MoE kernel.
+    """The roundings of an attention, merge, routing, MoE or quantising kernel.
 
     Attributes:
         accumulate: format of dot products, exponentials, row sums and logits.
@@ -121,6 +125,17 @@ class Arithmetic:
             dtype; None: float32.
         routing: what experts' routing weights are: ``"given"``, or ``"accumulate"``: a softmax that
             the call takes in that format, as the feature ``router_logits`` says.
+        scales: a quantiser's amax over the largest number of its codes: ``"division"``, rounded
+            once; ``"reciprocal"``: a product with the number's rounded reciprocal; or
+            ``"approximate"``: a GPU's division, within 2 units in the last place.
+        powers: a quantiser's scales that are powers of two: ``"exact"``, or ``"logarithm"``:
+            exp2(ceil(log2(scale))), by which a scale next to a power of two becomes its neighbour.
+        quotients: what a quantiser rounds to a code: ``"division"``, x / scale in float32;
+            ``"once"``: the exact quotient; ``"approximate"``: a GPU's division; ``"reciprocal"``: x
+            times the rounded reciprocal of the scale; or ``"inverse"``: x times the largest number
+            over amax. Of the last three, a code may be its neighbour next to halfway between both.
+        ties: codes in int8: ``"even"``, the nearest, ties to even; ``"away"``: ties away from zero
+            (CUDA's ``round``); ``"cut"``: what is behind the point is cut off (a cast).
 
     Raises:
         ValueError: a format that has no unit roundoff in ``UNIT_ROUNDOFF``, or another choice.
@@ -146,6 +161,10 @@ class Arithmetic:
     sinks: str | None = None
     lse: str | None = None
     routing: str = "given"
+    scales: str = "division"
+    powers: str = "exact"
+    quotients: str = "division"
+    ties: str = "even"
 
     def __post_init__(self) -> None:
         """Refuse formats that no bound is known for."""

@@ -25,6 +25,7 @@ from .merge import CONTEXTS, EMPTY_STATES, LSE_LAYOUTS, MERGE_REGIMES, STATE_STR
 from .metadata import MetadataProblem
 from .moe import MoEProblem, RouteProblem
 from .preparation import BatchProblem
+from .quantize import QUANTIZE_REGIMES, QuantizeProblem
 from .slots import SlotsProblem
 from .steps import StepsProblem
 
@@ -39,6 +40,7 @@ Problem = (
     | RouteProblem
     | MoEProblem
     | BatchedMoEProblem
+    | QuantizeProblem
 )
 
 __all__ = [
@@ -57,6 +59,7 @@ __all__ = [
     "MAX_REQUESTS",
     "MAX_SEQ_LEN",
     "MERGE_REGIMES",
+    "QUANTIZE_REGIMES",
     "STATE_STRIDES",
     "AttentionProblem",
     "BaseProblem",
@@ -67,6 +70,7 @@ __all__ = [
     "MetadataProblem",
     "MoEProblem",
     "Problem",
+    "QuantizeProblem",
     "RouteProblem",
     "SlotsProblem",
     "StepsProblem",

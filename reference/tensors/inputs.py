@@ -23,6 +23,7 @@ from .batched_moe import BatchedMoEInputs
 from .context_parallel import ContextParallelInputs
 from .moe_inputs import MoEInputs, RouteInputs
 from .preparation import BatchInputs
+from .quantize import QuantizeInputs
 from .slots import SlotInputs
 from .steps import StepsInputs
 
@@ -333,4 +334,5 @@ Inputs = (
     | RouteInputs
     | MoEInputs
     | BatchedMoEInputs
+    | QuantizeInputs
 )

@@ -23,6 +23,8 @@ from kernelproof.reference import (
     MergeProblem,
     MetadataProblem,
     MoEProblem,
+    QuantizedFormat,
+    QuantizeProblem,
     RouteProblem,
     SlotsProblem,
     StepsProblem,
@@ -78,7 +80,8 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         kind.__name__: (kind, {})
         for kind in (
             Arithmetic, AttentionProblem, BatchProblem, BatchedMoEProblem, ContextParallelProblem,
-            MergeProblem, MetadataProblem, MoEProblem, RouteProblem, SlotsProblem, StepsProblem,
+            MergeProblem, MetadataProblem, MoEProblem, QuantizeProblem, QuantizedFormat,
+            RouteProblem, SlotsProblem, StepsProblem,
         )
     },
 }  # fmt: skip

@@ -31,7 +31,7 @@ from ...verdicts.operations import APPENDED
 from ...verdicts.snapshot import Snapshot
 from ...verdicts.subject import Subject
 from ...verdicts.verdict import PASS, VACUOUS, Verdict
-from ..law import APPEND, BATCH, CONTEXT_PARALLEL, METADATA, SLOTS, STEPS, Law
+from ..law import APPEND, BATCH, CONTEXT_PARALLEL, METADATA, QUANTIZE, SLOTS, STEPS, Law
 
 COMPARED = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 """Dtypes that torch compares with int32; what another integer holds is not read."""
@@ -447,7 +447,7 @@ LAWS = (
     ),
     Law(
         "integer_inputs_unchanged",
-        METADATA + CONTEXT_PARALLEL + SLOTS + BATCH + STEPS + APPEND,
+        METADATA + CONTEXT_PARALLEL + SLOTS + BATCH + STEPS + APPEND + QUANTIZE,
         inputs_unchanged,
         "inputs, and the canaries around them, keep every bit",
         weight=0.5,

@@ -18,9 +18,6 @@ import pytest
 from kernelproof.ci.binaries.flashinfer import kernels as kernels_module
 from kernelproof.ci.binaries.flashinfer.asking import (
     DIES,
-    RAISES,
-    RAISES_FOR_SOME,
-    RUNS,
     Selection,
     ask_release,
     plain_error,
@@ -41,6 +38,7 @@ from kernelproof.ci.compile.generating import release_in
 from kernelproof.ci.compile.nvcc import find_nvcc
 from kernelproof.ci.releases.sandboxes import CACHE_VARIABLE, SandboxError, cache_folder
 from kernelproof.impl.gating import Feature
+from kernelproof.impl.gating.selections import RAISES, RAISES_FOR_SOME, RUNS
 
 ARTIFACT = "0123456789" * 4
 COLUMNS = (

@@ -36,7 +36,7 @@ class Blocker:
 sys.meta_path.insert(0, Blocker())
 from kernelproof.impl import Target, find_implementation
 from kernelproof.reference import (
-    AttentionProblem, MergeProblem, MetadataProblem, MoEProblem, RouteProblem,
+    AttentionProblem, MergeProblem, MetadataProblem, MoEProblem, QuantizeProblem, RouteProblem,
 )
 for name in {names!r}:
     found = find_implementation(name)
@@ -45,6 +45,7 @@ for name in {names!r}:
         "build_metadata": MetadataProblem(),
         "moe": MoEProblem(),
         "route": RouteProblem(),
+        "quantize": QuantizeProblem(),
     }}.get(found.operation) or AttentionProblem(found.operation, dtype="bfloat16")
     print(found.refusal(problem, Target.here()))
 """
@@ -63,11 +64,11 @@ def refusals(blocked: str, interpret: str) -> list[str]:
 
 
 class TestRefusals:
-    def test_all_nine_are_registered(self) -> None:
+    def test_all_ten_are_registered(self) -> None:
         assert OURS == [
             "triton-append", "triton-attention", "triton-attention-graph",
             "triton-attention-split-kv", "triton-merge-state", "triton-metadata", "triton-moe",
-            "triton-ragged-attention", "triton-route",
+            "triton-quantize", "triton-ragged-attention", "triton-route",
         ]  # fmt: skip
 
     def test_without_triton_all_are_unsupported_in_one_sentence(self) -> None:

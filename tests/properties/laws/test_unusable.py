@@ -28,6 +28,7 @@ from kernelproof.reference import (
     MetadataProblem,
     MoEProblem,
     Problem,
+    QuantizeProblem,
     RouteProblem,
     SlotsProblem,
     StepsProblem,
@@ -48,6 +49,7 @@ PROBLEMS: tuple[Problem, ...] = (
     RouteProblem(4, 16, 2),
     MoEProblem(),
     BatchedMoEProblem(counts=(2, 1), most_rows=3),
+    QuantizeProblem(codes="int8"),
 )
 
 

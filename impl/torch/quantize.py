@@ -1,0 +1,57 @@
+"""Quantising with torch operations only, in float32; it shares no code with the oracle."""
+
+from __future__ import annotations
+
+import torch
+
+from ...reference.tensors.quantize import QuantizeInputs
+from ..protocol import implementation
+
+OVERFLOW = {
+    torch.float8_e4m3fn: (464.0, torch.nan),
+    torch.float8_e5m2: (
+        torch.nextafter(torch.tensor(61440.0), torch.tensor(0.0)).item(),
+        torch.inf,
+    ),
+}
+"""The largest float32 that a cast without saturation rounds to a number, and what is beyond it."""
+MANTISSA, EXPONENT = 0x7FFFFF, 0x7F800000
+"""Bits of a float32."""
+
+
+@implementation("quantize", name="torch-quantize", features=("large_rows",))
+def quantize(inputs: QuantizeInputs) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Divide the matrix by its scales in float32, and round once more to codes."""
+    x, to = inputs.x, inputs.to
+    tokens, channels = x.shape
+    computed = None
+    if inputs.scale is not None:
+        divisor = inputs.scale
+    else:
+        down, across = to.scales_of((tokens, channels))
+        rows, columns = to.block[0] or max(tokens, 1), to.block[1] or channels
+        room = (0, across * columns - channels, 0, down * rows - tokens)
+        wide = torch.nn.functional.pad(x.float().abs(), room)
+        amax = wide.unflatten(1, (across, columns)).unflatten(0, (down, rows)).amax((1, 3))
+        scales = amax.clamp(min=to.floor) / to.largest
+        if to.scale_format == "ue8m0":
+            scales = (
+                (scales.view(torch.int32) + MANTISSA).bitwise_and_(EXPONENT).view(torch.float32)
+            )
+        computed = torch.empty_strided(
+            (down, across), inputs.scale_strides, dtype=torch.float32, device=x.device
+        )
+        computed.copy_(scales)
+        token = torch.arange(tokens, device=x.device) // rows
+        channel = torch.arange(channels, device=x.device) // columns
+        divisor = scales[token][:, channel]
+    quotients = x.float() / divisor
+    if to.dtype == torch.int8:
+        return quotients.round_().clamp_(-128, 127).to(torch.int8), computed
+    largest = torch.finfo(to.dtype).max
+    codes = quotients.clamp(-largest, largest)
+    if not to.saturate:
+        most, beyond = OVERFLOW[to.dtype]
+        overflow = torch.full_like(codes, beyond).copysign_(quotients)
+        codes = torch.where(quotients.abs() > most, overflow, codes)
+    return codes.to(to.dtype), computed

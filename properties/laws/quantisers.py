@@ -1,0 +1,284 @@
+"""Laws of quantisers: codes and scales, compared to the last bit where the rounding is defined."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from ...reference import QuantizeProblem
+from ...reference.formats.quantizers import (
+    code_bounds,
+    codes_of,
+    given_scale,
+    order_of,
+    scale_bounds,
+)
+from ...reference.tensors.quantize import QuantizeInputs
+from ...reference.tensors.values import bits, choose, stream
+from ..verdicts.comparison import Check, fail, listed, off, same_bits
+from ..verdicts.contained import Stop
+from ..verdicts.operations import OPERATIONS
+from ..verdicts.subject import Subject
+from ..verdicts.verdict import EXACTLY, PASS, VACUOUS, Verdict
+from .law import QUANTIZE, Law
+
+NOT_FINITE = (torch.nan, torch.inf, -torch.inf)
+MORE_TOKENS = 3
+"""Tokens that another batch has more."""
+SIGN = 128
+"""The sign bit of a code in FP8."""
+LARGEST_INT8 = 127
+Answer = tuple[torch.Tensor, "torch.Tensor | None"]
+"""Codes, and scales where they are computed; clones, for a call may write where the last did."""
+
+
+def answered(subject: Subject, problem: QuantizeProblem, inputs: QuantizeInputs) -> Answer:
+    """Run a quantiser and return its codes and scales.
+
+    Raises:
+        Stop: it gave something else, or scales that lie otherwise than they are asked for.
+    """
+    down, across = inputs.to.scales_of(tuple(inputs.x.shape))
+    shape, strides = tuple(inputs.x.shape), inputs.scale_strides
+    found = subject.read(OPERATIONS["quantize"].pair, subject.call(problem, inputs))
+    if isinstance(found, str):
+        raise Stop(fail("shape", f"returned {found}"))
+    codes = subject.usable("codes", found[0])
+    _check("codes", codes, shape, inputs.to.dtype)
+    if inputs.scale is not None:
+        return codes.clone(), None
+    if found[1] is None:
+        raise Stop(fail("shape", "returned no scales, and none was given"))
+    scales = subject.usable("scales", found[1])
+    _check("scales", scales, (down, across), torch.float32)
+    sizes = zip(scales.shape, scales.stride(), strides, strict=True)
+    # An axis of one element, or none, may have any stride.
+    if scales.numel() and any(size > 1 and has != wanted for size, has, wanted in sizes):
+        message = f"scales have strides {scales.stride()}, not {strides} ({inputs.scale_layout})"
+        raise Stop(fail("shape", message))
+    return codes.clone(), scales.clone()
+
+
+def _check(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if tensor.dtype != dtype:
+        raise Stop(fail("dtype", f"{name} is {tensor.dtype}, not {dtype}"))
+    if tuple(tensor.shape) != shape:
+        raise Stop(fail("shape", f"{name} has shape {list(tensor.shape)}, not {list(shape)}"))
+
+
+def parity(subject: Subject, problem: QuantizeProblem) -> Verdict:
+    """Check every scale, and every code by the scale that the call gave."""
+    inputs = subject.materialise(problem)
+    x, to, arithmetic = inputs.x.clone(), inputs.to, subject.arithmetic_of(inputs)
+    # The oracle looks first: a call may change its inputs.
+    least, most = scale_bounds(x, to, arithmetic)
+    given = None if inputs.scale is None else given_scale(x, inputs.scale)
+    codes, scales = answered(subject, problem, inputs)
+    if scales is not None:
+        verdict = _between("scales", scales, least, most)
+        if verdict.bad:
+            return verdict
+    by = given if scales is None else scales
+    assert by is not None  # noqa: S101  it is given where none is computed
+    low, high = code_bounds(x, by, to, arithmetic)
+    order = order_of(codes)
+    wrong = (order < low) | (order > high)
+    if not wrong.any():
+        return Verdict("PASS", ratio=0.0)
+    return _wrong_code(codes, codes_of(low, to.dtype), wrong, (order - low).abs().double())
+
+
+def _between(name: str, actual: torch.Tensor, least: torch.Tensor, most: torch.Tensor) -> Verdict:
+    """Check that each scale is one of those from ``least`` to ``most``; NaN is none."""
+    wrong = ~((actual >= least) & (actual <= most))
+    if not wrong.any():
+        return Verdict("PASS", ratio=0.0)
+    where = tuple(int(i) for i in wrong.nonzero()[0])
+    apart = (actual.double() - least.double()).abs().nan_to_num(nan=torch.inf)
+    ends = f"{least[where].item():.9g}", f"{most[where].item():.9g}"
+    return off(
+        "numeric",
+        f"{name}{list(where)}",
+        f"{actual[where].item():.9g}",
+        ends[0] if ends[0] == ends[1] else " to ".join(ends),
+        bound=EXACTLY if ends[0] == ends[1] else "",
+        more=f" ({int(wrong.sum())} of {wrong.numel()} differ)",
+        worst=listed(Check(name, actual, least, most - least), wrong, apart),
+    )
+
+
+def _wrong_code(
+    codes: torch.Tensor, expected: torch.Tensor, wrong: torch.Tensor, apart: torch.Tensor
+) -> Verdict:
+    """Return the FAIL of the first wrong code, which counts the others."""
+    where = tuple(int(i) for i in wrong.nonzero()[0])
+    numbers, wanted = codes.double(), expected.double()
+
+    def shown(code: torch.Tensor, number: torch.Tensor) -> str:
+        byte = int(code[where].view(torch.uint8))
+        return f"{number[where].item():.9g} (0x{byte:02x})"
+
+    return off(
+        "numeric",
+        f"codes{list(where)}",
+        shown(codes, numbers),
+        shown(expected, wanted),
+        bound=EXACTLY,
+        more=f", {int(apart[where])} codes apart ({int(wrong.sum())} of {wrong.numel()} differ)",
+        worst=listed(Check("codes", numbers, wanted, torch.zeros_like(wanted)), wrong, apart),
+    )
+
+
+def _same(what: str, first: Answer, second: Answer) -> Verdict:
+    """Check that two answers have the same bits."""
+    for name, one, other in zip(("codes", "scales"), first, second, strict=True):
+        if one is None or other is None or same_bits(one, other):
+            continue
+        width = torch.uint8 if one.element_size() == 1 else torch.int32
+        different = int((one.view(width) != other.view(width)).sum())
+        return fail("numeric", f"{what}: {name} have other bits ({different} elements)")
+    return PASS
+
+
+def not_finite(subject: Subject, problem: QuantizeProblem) -> Verdict:
+    """Set elements of one row to NaN or infinity: codes and scales of other blocks stay."""
+    inputs, to = subject.materialise(problem), subject.materialise(problem).to
+    tokens, channels = inputs.x.shape
+    if not tokens:
+        return VACUOUS
+    row = choose(problem.seed, "bad row", 0, tokens)
+    hashes = bits(stream(problem.seed, "bad"), torch.arange(1), channels).flatten()
+    bad = (hashes % 7 == 0).to(inputs.x.device)
+    bad[choose(problem.seed, "bad row", 1, channels)] = True
+    value = NOT_FINITE[choose(problem.seed, "bad row", 2, len(NOT_FINITE))]
+    touched = torch.zeros(inputs.x.shape, dtype=torch.bool, device=inputs.x.device)
+    touched[row, bad] = True
+    down, across = to.scales_of(tuple(inputs.x.shape))
+    rows, columns = to.blocks_of(tuple(inputs.x.shape))
+    blocks = torch.zeros((down, across), dtype=torch.bool, device=inputs.x.device)
+    blocks[row // rows, bad.nonzero().flatten() // columns] = True
+    if inputs.scale is None:
+        spread = blocks.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+        touched = spread[:tokens, :channels]
+    if touched.all():
+        return VACUOUS
+    first = answered(subject, problem, inputs)
+    changed = subject.materialise(problem)
+    changed.x[row, bad] = value
+    second = answered(subject, problem, changed)
+    kept = [
+        (each[0][~touched], None if each[1] is None else each[1][~blocks])
+        for each in (_as_bytes(first), _as_bytes(second))
+    ]
+    return _same(f"with {value} in row {row}, elsewhere", *kept)
+
+
+def _as_bytes(answer: Answer) -> Answer:
+    """Return codes as bytes, of which torch can take some."""
+    return answer[0].view(torch.uint8), answer[1]
+
+
+def rows(subject: Subject, problem: QuantizeProblem) -> Verdict:
+    """Quantise the rows in another order, and some of them alone: each has the same bits."""
+    inputs = subject.materialise(problem)
+    tokens, by_row = problem.num_tokens, problem.block[0] == 1 or problem.scale is not None
+    if tokens < 2 or problem.block[0] > 1:  # noqa: PLR2004  no other order
+        return VACUOUS
+    whole = _as_bytes(answered(subject, problem, inputs))
+    turn = 1 + choose(problem.seed, "turn", 0, tokens - 1)
+    orders = [[*range(turn, tokens), *range(turn)]]
+    if by_row:
+        orders += [[turn]]
+    for order in orders:
+        part = replace(problem, num_tokens=len(order))
+        if not subject.supports(part):
+            continue
+        record = subject.materialise(part)
+        record.x.copy_(inputs.x[order])
+        found = _as_bytes(answered(subject, part, record))
+        scales = whole[1]
+        if scales is not None and by_row:
+            scales = scales[order]
+        verdict = _same(f"rows {order}", found, (whole[0][order], scales))
+        if verdict.bad:
+            return verdict
+    return PASS
+
+
+def signs(subject: Subject, problem: QuantizeProblem) -> Verdict:
+    """Negate the matrix: each code changes its sign, and no scale changes."""
+    first = answered(subject, problem, subject.materialise(problem))
+    inputs = subject.materialise(problem)
+    inputs.x.neg_()
+    codes, scales = answered(subject, problem, inputs)
+    if inputs.to.dtype == torch.int8:
+        wide, wanted = codes.int(), -first[0].int()
+        # A given scale may saturate, to -128 or 127.
+        inside = first[0].int().abs() < LARGEST_INT8
+        inside = inside if problem.scale is not None else torch.ones_like(inside)
+        pair = (wide[inside], scales), (wanted[inside], first[1])
+    else:
+        pair = (codes.view(torch.uint8) ^ SIGN, scales), _as_bytes(first)
+    return _same("of the negated matrix", *pair)
+
+
+def again(subject: Subject, problem: QuantizeProblem) -> Verdict:
+    """Repeat a call, also after one on another batch: codes and scales have the same bits."""
+    first = answered(subject, problem, subject.materialise(problem))
+    other = replace(problem, num_tokens=problem.num_tokens + MORE_TOKENS, seed=problem.seed + 1)
+    if problem.regime in ("iid", "faint"):  # what is left of larger values shows
+        other = replace(other, regime="large")
+    for each in (None, other):
+        if each is not None and not subject.supports(each):
+            continue
+        if each is not None:
+            answered(subject, each, subject.materialise(each))
+        second = answered(subject, problem, subject.materialise(problem))
+        verdict = _same("repeated" + (" after another batch" if each else ""), first, second)
+        if verdict.bad:
+            return replace(verdict, kind="nondeterministic")
+    return PASS
+
+
+LAWS = (
+    Law(
+        "quantize_parity",
+        QUANTIZE,
+        parity,
+        "each scale is the oracle's, and each code that of x over this scale, to the last bit; "
+        "where an arithmetic's error decides between two neighbours, one of them",
+        weight=3.0,
+        overlap="slack_rows compares with the oracle too, with garbage behind the matrix",
+    ),
+    Law(
+        "quantize_not_finite",
+        QUANTIZE,
+        not_finite,
+        "NaN and infinities in a row change no code and no scale of other blocks",
+    ),
+    Law(
+        "quantize_rows",
+        QUANTIZE,
+        rows,
+        "rows in another order, or alone, have the codes and scales that they have together",
+        weight=0.5,
+        overlap="quantize_parity sees every code; this asks no oracle",
+    ),
+    Law(
+        "quantize_signs",
+        QUANTIZE,
+        signs,
+        "the codes of the negated matrix differ in their signs only, and its scales not at all",
+        weight=0.5,
+        overlap="quantize_parity sees every code; this asks no oracle",
+    ),
+    Law(
+        "quantize_again",
+        QUANTIZE,
+        again,
+        "the same call gives the same bits again, and after a call on another batch",
+        weight=0.5,
+        overlap="quantize_parity, too, sees what a call before it has left",
+    ),
+)

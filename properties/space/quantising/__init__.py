@@ -1,0 +1,1 @@
+"""Drawing what quantisers are given."""

@@ -1,0 +1,96 @@
+"""Drawing problems of quantising: matrices of few rows, in blocks of every shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hypothesis import strategies as st
+
+from ....reference import QuantizeProblem
+from ....reference.problems import DTYPES, QUANTIZE_REGIMES
+from ....reference.problems.quantize import SCALE_FORMATS, SCALE_LAYOUTS
+from ..axis_values import Axes
+from ..strategy_helpers import LARGEST_SEED, sampled
+
+GIVEN = (1.0, 2.0**-7, 0.0372, 3.3e-5, 17.0, 2.0**-126, 2.0**-140, 1e30)
+"""Given scales: powers of two, others, the least normal number, a subnormal one, a large one."""
+BLOCKS = (
+    (1, 0), (0, 0), (1, 128), (1, 64), (1, 32), (1, 16), (1, 256), (1, 48), (1, 100), (1, 3),
+    (128, 128), (3, 40), (0, 16),
+)  # fmt: skip
+"""Blocks: a token, the tensor, groups, also of no power of two, squares, and columns."""
+KINDS = (
+    ("float8_e4m3fn", True), ("float8_e5m2", True), ("int8", True),
+    ("float8_e4m3fn", False), ("float8_e5m2", False),
+)  # fmt: skip
+"""Codes, and whether they saturate."""
+QUANTIZE_AXES: dict[str, tuple[Any, ...]] = {
+    "blocks": (*((each, None) for each in BLOCKS), *(((0, 0), scale) for scale in GIVEN)),
+    "kinds": KINDS,
+    "dtype": ("bfloat16", *(each for each in DTYPES if each != "bfloat16")),
+    "scale_format": SCALE_FORMATS,
+    "scale_layout": SCALE_LAYOUTS,
+    "floor": (1e-10, 1e-12, 1e-4, 1e-30),
+    "spare_channels": (0, 16, 5),
+    "regime": QUANTIZE_REGIMES,
+}
+"""Values by axis, simplest first."""
+WIDTHS = (16, 32, 64, 128, 256, 48, 192, 512, 1024, 7168)
+"""Channels of rows whose block is as wide as they are."""
+MOST_TOKENS = 40
+MOST_GROUPS = 9
+"""Most blocks across a row."""
+
+
+def quantize_example(chosen: Mapping[str, Any]) -> QuantizeProblem:
+    """Return the simplest problem with one value of each axis: two rows of two blocks."""
+    values = {name: value for name, value in chosen.items() if name not in ("blocks", "kinds")}
+    block, scale = chosen["blocks"]
+    codes, saturate = chosen["kinds"]
+    if scale is not None:  # what is computed only
+        values["scale_format"] = "float32"
+    return QuantizeProblem(
+        2, 2 * block[1] or 16, codes=codes, block=block, scale=scale, saturate=saturate, **values
+    )
+
+
+@st.composite
+def quantize_problems(draw: st.DrawFn, axes: Axes) -> QuantizeProblem:
+    """Draw one matrix, its blocks and what it becomes."""
+    values = {
+        name: draw(sampled(axes.allows(name)))
+        for name in QUANTIZE_AXES
+        if name not in ("blocks", "kinds")
+    }
+    # First what has a scale, then which: there are more groups and given scales than others.
+    kinds: dict[Any, list[Any]] = {}
+    for block, scale in axes.allows("blocks"):
+        kinds.setdefault((block[0], block[1] > 0, scale is None), []).append((block, scale))
+    block, scale = draw(sampled(draw(sampled(tuple(map(tuple, kinds.values()))))))
+    codes, saturate = draw(sampled(axes.allows("kinds")))
+    if scale is not None:
+        values["scale_format"] = "float32"
+    if block[1]:
+        fits = max(1, min(axes.max_work // block[1], MOST_GROUPS))
+        # The last block may be smaller where it may be: of squares.
+        cut = draw(st.integers(0, block[1] - 1)) if block[0] > 1 else 0
+        channels = max(1, draw(st.integers(1, fits)) * block[1] - cut)
+    else:
+        widths = [each for each in WIDTHS if each <= max(axes.max_work, WIDTHS[0])]
+        channels = draw(sampled(widths) | st.integers(1, min(300, widths[-1])))
+    most = max(1, min(axes.max_work // channels, MOST_TOKENS))
+    tokens = draw(st.integers(1, most) | st.integers(1, min(most, 4)))
+    if block[0] > 1 and draw(st.booleans()):  # several blocks down, where work allows it
+        tokens = max(tokens, min(axes.max_work // channels, 2 * block[0] + 1))
+    tokens *= draw(sampled((*[1] * 9, 0)))
+    return QuantizeProblem(
+        num_tokens=tokens,
+        num_channels=channels,
+        codes=codes,
+        block=block,
+        scale=scale,
+        saturate=saturate,
+        **values,
+        seed=draw(st.integers(0, LARGEST_SEED)),
+    )

@@ -1,0 +1,93 @@
+"""The problem of quantising: a matrix, and the codes and scales that it becomes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from .base import DTYPES, BaseProblem, check_at_least, check_one_of, refuse
+from .field_types import check_types
+
+CODES = ("float8_e4m3fn", "float8_e5m2", "int8")
+SCALE_FORMATS = ("float32", "ue8m0")
+SCALE_LAYOUTS = ("rows", "columns", "padded_columns")
+"""Orders of computed scales: row after row; column after column; the same with columns padded to 4
+rows, as TMA loads them."""
+QUANTIZE_REGIMES = ("iid", "ties", "outliers", "faint", "large", "zeros")
+
+
+@dataclass(frozen=True)
+class QuantizeProblem(BaseProblem):
+    """One call of quantize.
+
+    Attributes:
+        num_tokens: rows of the matrix.
+        num_channels: its columns.
+        dtype: its dtype.
+        codes: the dtype of the codes, one of ``CODES``.
+        block: rows and columns of a block that shares a scale; 0 is all of them: (0, 0) is one
+            scale for the tensor, (1, 0) one a token, (1, 128) one a group.
+        scale: the given scale of a whole tensor; null: each block's own is computed.
+        scale_format: ``float32``, or ``ue8m0``: powers of two.
+        scale_layout: how computed scales lie, one of ``SCALE_LAYOUTS``.
+        floor: what the largest magnitude of a block counts at least.
+        saturate: whether what exceeds the largest number becomes it, see ``QuantizedFormat``.
+        spare_channels: channels by which rows lie further apart than they are wide.
+        regime: how values are made: ``iid``; ``ties``: halfway between two codes, or next to it, of
+            scales that are powers of two, and beyond the largest; ``outliers``; ``faint``: below
+            the floor or subnormal; ``large``: near the dtype's largest; ``zeros``: whole rows and
+            groups of zeros of both signs.
+        seed: the seed of the values.
+    """
+
+    kind: ClassVar[str] = "quantize"
+    operation: ClassVar[str] = "quantize"
+
+    num_tokens: int = 1
+    num_channels: int = 16
+    dtype: str = "bfloat16"
+    codes: str = "float8_e4m3fn"
+    block: tuple[int, int] = (1, 0)
+    scale: float | None = None
+    scale_format: str = "float32"
+    scale_layout: str = "rows"
+    floor: float = 1e-10
+    saturate: bool = True
+    spare_channels: int = 0
+    regime: str = "iid"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what no call can look like."""
+        check_types(self)
+        for name, allowed in (
+            ("dtype", DTYPES), ("codes", CODES), ("scale_format", SCALE_FORMATS),
+            ("scale_layout", SCALE_LAYOUTS), ("regime", QUANTIZE_REGIMES),
+        ):  # fmt: skip
+            check_one_of(name, getattr(self, name), allowed)
+        check_at_least(
+            self, (("num_tokens", 0), ("num_channels", 1), ("spare_channels", 0), ("seed", 0))
+        )
+        if len(self.block) != 2 or min(self.block) < 0:  # noqa: PLR2004  rows and columns
+            refuse("block", self.block, "two sizes, 0 for all rows or columns")
+        for name in ("scale", "floor"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                refuse(
+                    name, value, "positive and finite" + (", or null" if name == "scale" else "")
+                )
+        if self.scale is not None and (self.block != (0, 0) or self.scale_format != "float32"):
+            refuse("scale", self.scale, "null, unless block is (0, 0) and scale_format float32")
+        if not self.saturate and self.codes == "int8":
+            refuse("saturate", self.saturate, "true: int8 has neither infinity nor NaN")
+
+    @property
+    def exact(self) -> bool:
+        """Codes are always compared as codes."""
+        return True
+
+    @property
+    def work(self) -> int:
+        """Elements of the matrix."""
+        return self.num_tokens * self.num_channels + 1

@@ -1,0 +1,141 @@
+"""What quantize is given, and making it from a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from ..formats.quantizers import (
+    CODE_DTYPES,
+    Quantized,
+    QuantizedFormat,
+    codes_of,
+    quantize,
+)
+from ..problems.quantize import QuantizeProblem
+from .allocation import Allocator
+from .values import bell, bits, choose, stream
+
+OUTLIER, OUTLIERS = 64.0, 61
+"""Factor of an outlier, and every how many elements there is one."""
+GROUP_OF_ZEROS = 32
+"""Channels that are zero together, a multiple or a part of most groups."""
+LEAST_UNIT = 6
+"""Least power of two, negative, that scales of ties are: float16 holds these ties too."""
+FACTORS = {
+    "faint": {"float32": 2.0**-120, "bfloat16": 2.0**-120, "float16": 2.0**-20},
+    "large": {"float32": 2.0**125, "bfloat16": 2.0**125, "float16": 2.0**13},
+}
+"""Factors of values below 4 that are below every floor or subnormal, and near the largest."""
+KINDS_OF_TIES, BESIDE = 4, 2
+"""Kinds of values of ties, and those of them that are the next number below or above one."""
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizeInputs:
+    """Arguments of ``quantize``.
+
+    Attributes:
+        x: [T, N], the matrix; its rows may lie further apart.
+        to: what it is quantised to: ``dtype``, ``block``, ``scale_format``, ``floor``,
+            ``saturate``.
+        scale: float32 [1], the given scale of the whole matrix; None: each block's own.
+        scale_layout: how computed scales [rows, columns] of blocks lie: ``rows``, ``columns``, or
+            ``padded_columns``, whose columns lie a multiple of 4 scales apart.
+        storages: flat buffers by field name, of which the tensors are views.
+    """
+
+    x: torch.Tensor
+    to: QuantizedFormat
+    scale: torch.Tensor | None = None
+    scale_layout: str = "rows"
+    storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def scale_strides(self) -> tuple[int, int]:
+        """Strides of the computed scales."""
+        down, across = self.to.scales_of(tuple(self.x.shape))
+        if self.scale_layout == "rows":
+            return across, 1
+        return 1, -(-down // 4) * 4 if self.scale_layout == "padded_columns" else down
+
+
+def quantize_inputs(problem: QuantizeProblem, home: Allocator) -> QuantizeInputs:
+    """Make the tensors of a call of ``quantize``."""
+    to = QuantizedFormat(
+        CODE_DTYPES[problem.codes],
+        problem.block,
+        problem.scale_format,
+        problem.floor,
+        problem.saturate,
+    )
+    values = _values(problem, to, home.device)
+    tokens, channels = values.shape
+    rows = home.empty("x", (tokens, channels + problem.spare_channels), values.dtype)
+    x = rows[:, :channels]
+    x.copy_(values)
+    scale = None if problem.scale is None else torch.tensor([problem.scale], dtype=torch.float32)
+    return QuantizeInputs(
+        x=x,
+        to=to,
+        scale=None if scale is None else home.place("scale", scale),
+        scale_layout=problem.scale_layout,
+        storages=home.storages,
+    )
+
+
+def quantized(inputs: QuantizeInputs) -> Quantized:
+    """Quantise the record's matrix, by definition."""
+    return quantize(inputs.x, inputs.to, scale=inputs.scale)
+
+
+def _values(problem: QuantizeProblem, to: QuantizedFormat, device: torch.device) -> torch.Tensor:
+    """Make the matrix [T, N] in its dtype."""
+    rows = torch.arange(problem.num_tokens, device=device)
+    dtype: torch.dtype = getattr(torch, problem.dtype)
+    if problem.regime == "ties":
+        return _ties(problem, to, rows).to(dtype)
+    values = bell(stream(problem.seed, "x"), rows, problem.num_channels)
+    hashes = bits(stream(problem.seed, "which"), rows, problem.num_channels)
+    if problem.regime == "outliers":
+        values = torch.where(hashes % OUTLIERS == 0, OUTLIER * values, values)
+    if problem.regime == "zeros":
+        groups = hashes[:, ::GROUP_OF_ZEROS].repeat_interleave(GROUP_OF_ZEROS, 1)
+        is_zero = (groups[:, : problem.num_channels] % 3 != 0) | (rows % 3 == 1).unsqueeze(1)
+        zeros = torch.where(hashes % 2 == 0, 0.0, -0.0)
+        values = torch.where(is_zero, zeros, values)
+    return (values * FACTORS.get(problem.regime, {}).get(problem.dtype, 1.0)).to(dtype)
+
+
+def _ties(problem: QuantizeProblem, to: QuantizedFormat, rows: torch.Tensor) -> torch.Tensor:
+    """Make values halfway between two codes times a scale, or next to it, in the dtype."""
+    dtype: torch.dtype = getattr(torch, problem.dtype)
+    hashes = bits(stream(problem.seed, "x"), rows, problem.num_channels)
+    most = 126 if to.dtype == torch.int8 else int(codes_to_largest(to)) - 1
+    grid = codes_of(torch.arange(most + 2, dtype=torch.int16), to.dtype).double().to(rows.device)
+    code = hashes % (most + 1)
+    middle = (grid[code] + grid[code + 1]) / 2
+    if problem.scale is not None:  # beyond the largest number, too: as far again as its neighbour
+        step = grid[-1] - grid[-2]
+        further = (bits(stream(problem.seed, "beyond"), rows, problem.num_channels) % 8).double()
+        middle = torch.where(code == most, grid[-1] + further * step / 4, middle)
+    unit = 2.0 ** -choose(problem.seed, "unit", 0, LEAST_UNIT + 1)
+    values = (middle * (unit if problem.scale is None else problem.scale)).to(dtype)
+    which = (hashes >> 16) % KINDS_OF_TIES
+    numbers = values.view(torch.int32 if dtype == torch.float32 else torch.int16)
+    moved = numbers + torch.where(which < BESIDE, which * 2 - 1, 0).to(numbers.dtype)
+    values = torch.where(numbers > 0, moved, numbers).view(dtype)
+    most_finite = torch.finfo(dtype).max  # float16 holds few multiples of a large scale
+    values = values.nan_to_num(nan=most_finite, posinf=most_finite)
+    if problem.scale is None:  # one of the largest magnitude in each block: a power of two as scale
+        down, across = to.blocks_of(tuple(values.shape))
+        first, place = choose(problem.seed, "row", 0, down), choose(problem.seed, "at", 0, across)
+        values[first::down, place::across] = to.largest * unit
+    return torch.where((hashes >> 24) % 2 == 0, values, -values)
+
+
+def codes_to_largest(to: QuantizedFormat) -> int:
+    """Return the number of positive codes up to the largest number's."""
+    return int(torch.tensor([to.largest]).to(to.dtype).view(torch.uint8))

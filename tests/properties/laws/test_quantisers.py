@@ -1,0 +1,101 @@
+"""Laws of quantisers: what is right passes, and what they say of faults."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernelproof.impl import Implementation, Target, implementation
+from kernelproof.impl.torch.quantize import quantize
+from kernelproof.properties.laws import find_law
+from kernelproof.properties.seeded import quantize_bugs as bugs
+from kernelproof.properties.verdicts.contained import Stop
+from kernelproof.properties.verdicts.subject import Subject
+from kernelproof.properties.verdicts.verdict import Verdict
+from kernelproof.reference import QuantizeProblem
+from kernelproof.reference.tensors.quantize import QuantizeInputs
+
+GROUPS = QuantizeProblem(5, 96, block=(1, 48), seed=1)
+GIVEN = QuantizeProblem(5, 40, block=(0, 0), scale=0.0372, seed=2)
+SQUARES = QuantizeProblem(9, 100, block=(4, 40), codes="int8", scale_layout="columns", seed=3)
+LAWS = ("parity", "not_finite", "rows", "signs", "again")
+
+
+class Stages:
+    """Stages that nobody watches."""
+
+    def stage(self, _name: str) -> nullcontext[None]:
+        """Go through one."""
+        return nullcontext()
+
+
+def verdict(law: str, implementation: Implementation, problem: QuantizeProblem) -> Verdict:
+    subject = Subject(implementation, Target.here("cpu"), Stages())
+    name = f"quantize_{law}" if law in LAWS else law
+    try:
+        return find_law(name).check(subject, problem)
+    except Stop as stop:
+        return stop.verdict
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("problem", [GROUPS, GIVEN, SQUARES])
+@pytest.mark.parametrize("implementation", [quantize, bugs.honest_quantiser])
+def test_what_is_right(law: str, problem: QuantizeProblem, implementation: Implementation) -> None:
+    found = verdict(law, implementation, problem)
+    assert found.status == "PASS", found.message
+    assert found.vacuous == (law == "rows" and problem is SQUARES)
+
+
+@pytest.mark.parametrize(
+    ("law", "bug", "problem", "said"),
+    [
+        ("parity", bugs.first_code_lower, GROUPS, "codes[0, 0] is"),
+        ("parity", bugs.last_code_higher, GROUPS, "1 codes apart (1 of 480 differ)"),
+        ("parity", bugs.scale_one_unit_up, GROUPS, "scales[4, 1] is"),
+        ("parity", bugs.scales_row_by_row, SQUARES, "strides (3, 1), not (1, 3) (columns)"),
+        ("parity", bugs.scales_in_float64, GROUPS, "scales is torch.float64"),
+        ("not_finite", bugs.nan_for_a_tile, replace(GROUPS, seed=7), "in row 0, elsewhere: codes"),
+        ("rows", bugs.rows_of_a_cut_tile, GROUPS, "codes have other bits"),
+        ("signs", bugs.amax_of_positive_numbers, GROUPS, "of the negated matrix"),
+        ("again", bugs.scales_of_an_earlier_call, GROUPS, "repeated after another batch"),
+        ("integer_inputs_unchanged", bugs.reciprocal_in_place, GIVEN, "changed its input scale"),
+    ],
+)
+def test_a_finding_says_what_is_wrong(
+    law: str, bug: Implementation, problem: QuantizeProblem, said: str
+) -> None:
+    found = verdict(law, bug, problem)
+    assert found.status == "FAIL", found
+    assert said in found.message
+
+
+def test_scales_of_one_group_may_have_any_stride_across() -> None:
+    problem = QuantizeProblem(5, 16, scale_layout="padded_columns")
+    for law in LAWS:
+        assert verdict(law, quantize, problem).status == "PASS"
+    found = verdict("rows", bugs.scale_one_unit_up, problem)
+    assert "scales have other bits" in found.message
+
+
+def test_one_block_has_no_others() -> None:
+    assert verdict("not_finite", quantize, QuantizeProblem()).vacuous
+    assert verdict("rows", quantize, QuantizeProblem()).vacuous
+
+
+@pytest.mark.parametrize("codes", ["float8_e4m3fn", "float8_e5m2", "int8"])
+@pytest.mark.parametrize("place", range(0, 24, 5))
+def test_one_wrong_code_is_found_wherever_it_is(codes: str, place: int) -> None:
+    @implementation("quantize", name="one-off")
+    def one_off(inputs: QuantizeInputs) -> object:
+        found, scales = bugs.honest_quantiser(inputs)
+        order = found.view(torch.uint8)
+        order[place // 8, place % 8] ^= 1
+        return found, scales
+
+    found = verdict("parity", one_off, QuantizeProblem(3, 8, codes=codes, seed=place))
+    assert found.status == "FAIL"
+    assert f"codes[{place // 8}, {place % 8}]" in found.message
