@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kernelproof.fixtures import CAUGHT, EVIDENCE, FOLDER
+from kernelproof.impl.registry import SHIPPED
 from kernelproof.properties.findings.ledger import load_ledger
 from kernelproof.properties.laws import LAWS, Law, laws_of
 from kernelproof.properties.seeded import BUGS, CATALOGUE, triton_bugs
@@ -139,6 +141,17 @@ def test_no_kept_file_holds_a_problem() -> None:
     """A call that hangs or crashes the software of others is kept nowhere."""
     for path in EVIDENCE.glob("*.json"):
         assert "problem" not in keys_of(json.loads(path.read_text("utf-8"))), path.name
+
+
+def test_kept_mutants_are_of_known_implementations_and_laws() -> None:
+    with (EVIDENCE / "mutants.tsv").open(encoding="utf-8") as file:
+        mutants = [*csv.DictReader(file, delimiter="\t")]
+    assert {each["implementation"] for each in mutants} <= set(SHIPPED)
+    assert {each["law"] for each in mutants} <= {"", *(law.name for law in LAWS)}
+    outcomes = {"", "killed", "survived", "unreached", "refused"}
+    for column in ("laws", "vllm_tests", "flashinfer_tests"):
+        assert {each[column] for each in mutants} <= outcomes
+    assert all(each["laws"] == "survived" for each in mutants if each["equivalent"])
 
 
 def test_what_is_kept_is_small() -> None:
