@@ -23,7 +23,7 @@ from typing import Any
 from ...fixtures import DECK, EVIDENCE
 from ...properties.findings.report import ImplementationReport
 from ...properties.isolation.machine import cores
-from ...properties.isolation.workers import Deadlines, WorkerPool
+from ...properties.isolation.workers import Deadlines, Worker, WorkerPool
 from ...properties.laws import Law, find_law, laws_of
 from ...properties.search.candidate import Candidate
 from ...properties.search.deck import MOST_ENTRIES, NOT_DEALT, SCHEMA, DeckEntry, fitted
@@ -34,7 +34,7 @@ from ...properties.space.operations import OPERATIONS
 from ...properties.space.profiles import PROFILES
 from ...properties.space.rounds import draw_problems
 from ...properties.worker.pools import open_pool
-from ...properties.worker.requests import Address, verdict_of
+from ...properties.worker.requests import Address, HarnessError, verdict_of
 from ..bench.first_finding import HALVES, half_of
 
 SEED = 60
@@ -54,7 +54,11 @@ part in making the deck is nearer to what several problems kill."""
 LEAST_WORTH = 0.1
 DEAR = ("soak", "far_pages", "far_tokens", "far_rows", "far_workspaces", "far_experts")
 """Laws of which no problem is asked early unless it kills: one takes as long as hundreds."""
-DEADLINES = Deadlines(run=20.0)
+DEADLINES = Deadlines(load=1200.0, materialise=600.0, run=20.0, judge=1200.0, supports=600.0)
+"""Deadlines of each verdict. Nothing waits for a deck: on a loaded machine all but a kernel's own
+run may take minutes, and one stage that overruns would end the work of an hour."""
+ATTEMPTS = 3
+"""Attempts to learn what a bug supports, whose import may overrun its deadline there."""
 Pair = tuple[str, str]
 """A law and the id of a problem."""
 
@@ -194,17 +198,27 @@ def judged_on(
     address = Address(bug.reference, None, "cpu")
     verdicts: dict[Pair, tuple[bool, int]] = {}
     with pool.lease(bug.reference) as worker:
-        report = ImplementationReport(bug.name, bug.reference)
-        axes = survey(worker, address, PROFILES["gate"].max_work, report)
-        if axes is None:
-            message = f"{bug.name} cannot be judged: {report.error or report.refusal}"
-            raise RuntimeError(message)
-        candidate = Candidate(bug.name, address, axes)
+        candidate = Candidate(bug.name, address, _surveyed(worker, address, bug))
         laws = {each.law: find_law(each.law) for each in entries}
         for entry, problem in fitted(worker, candidate, laws, entries):
             verdict = verdict_of(worker.run(address.case(entry.law, problem), DEADLINES))
             verdicts[entry.law, entry.problem.id] = verdict.bad, verdict.calls
     return verdicts
+
+
+def _surveyed(worker: Worker, address: Address, bug: SeededBug) -> Axes:
+    """Return what a bug supports; what goes wrong is asked again in a fresh process."""
+    for _ in range(ATTEMPTS):
+        report = ImplementationReport(bug.name, bug.reference)
+        try:
+            axes = survey(worker, address, PROFILES["gate"].max_work, report)
+        except HarnessError as error:
+            report.error, axes = str(error), None
+        if axes is not None:
+            return axes
+        worker.renew()
+    message = f"{bug.name} cannot be judged: {report.error or report.refusal}"
+    raise RuntimeError(message)
 
 
 def cover(trial: Trial) -> list[DeckEntry]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,7 +22,9 @@ from kernelproof.ci.score.deck import (
 from kernelproof.properties.laws import laws_of
 from kernelproof.properties.search import deck
 from kernelproof.properties.search.deck import DeckEntry, load_deck
+from kernelproof.properties.space.axes import narrow
 from kernelproof.properties.worker.pools import open_pool
+from kernelproof.properties.worker.requests import HarnessError
 from kernelproof.reference import MergeProblem
 
 
@@ -69,6 +74,30 @@ def test_a_deck_is_read_as_it_was_written(tmp_path: Path, monkeypatch: pytest.Mo
     write_deck("written", entries, tmp_path)
     monkeypatch.setattr(deck, "DECK", tmp_path)
     assert load_deck("written") == entries
+
+
+def test_a_bug_whose_process_starts_too_late_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    axes, renewed = narrow("merge_state", lambda asked: [None] * len(asked), 1000), list[int]()
+    said: list[Any] = ["importing it took longer than 60 s", HarnessError("load: overrun"), axes]
+
+    def survey(_worker: object, _address: object, _work: int, report: Any) -> Any:  # noqa: ANN401
+        found = said.pop(0)
+        if isinstance(found, HarnessError):
+            raise found
+        report.error = found if isinstance(found, str) else ""
+        return None if report.error else found
+
+    monkeypatch.setattr("kernelproof.ci.score.deck.survey", survey)
+    worker = SimpleNamespace(renew=lambda: renewed.append(1))
+    pool: Any = SimpleNamespace(lease=lambda _: nullcontext(worker))
+    bug = next(iter(bugs_of("merge_state").values()))
+    assert judged_on(pool, bug, []) == {}
+    assert (len(renewed), said) == (2, [])
+    said += ["it ends its process"] * 3
+    with pytest.raises(RuntimeError, match=f"{bug.name} cannot be judged: it ends its process"):
+        judged_on(pool, bug, [])
 
 
 @pytest.mark.parametrize("operation", ["merge_state", "append_paged_kv", "batched_moe"])
