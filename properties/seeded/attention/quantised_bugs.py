@@ -21,6 +21,7 @@ from ..decoding import (
     query_scales,
     widened,
 )
+from ..honest import EVERYTHING, QUANTISED
 from ..kernels import attend
 from .stateful_bugs import batch_of, planned
 
@@ -300,3 +301,14 @@ def queries_always_e4m3(inputs: PagedAttentionInputs) -> Pair:
         return attend(widened(inputs))
     codes = inputs.q.contiguous().view(torch.uint8) & ~1
     return _read(inputs, queries=lambda given: fp8_values(codes, "e4m3") * query_scales(given))
+
+
+# None of 3,000 drawn problems of such a kernel has both: the covered pairs of the gate do.
+@seeded(
+    BUGS, PAGED, "parity", features=(*EVERYTHING, *(each for each in QUANTISED if each != "fp8_q"))
+)
+def slopes_beside_interleaved_scales(inputs: PagedAttentionInputs) -> Pair:
+    """Forget ALiBi's slopes where the block scales of V are interleaved."""
+    form = inputs.kv_format
+    interleaved = form is not None and form.v_scale_layout == "interleaved"
+    return _with(inputs, alibi_slopes=None) if interleaved else attend(widened(inputs))

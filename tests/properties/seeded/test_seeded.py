@@ -55,6 +55,7 @@ UNSEEN = frozenset({
     "tokens-of-twelve-bits", "products-cut-short",
     "path-of-deepseek-loses-a-lane", "counts-in-whole-warps", "static-scale-does-not-saturate",
     "ue8m0-of-tokens-packed-wrong", "block-scales-transposed", "last-state-late",
+    "slopes-beside-interleaved-scales",
 })  # fmt: skip
 """Bugs that no law of the profile quick kills; the profile gate is held to every one."""
 RUN_SECONDS, PATIENT = 1.0, 120.0
@@ -84,6 +85,15 @@ RARE: dict[str, Problem] = {
         kv_cache="float8_e4m3fn",
         q_dtype="float8_e4m3fn",
         regime="one_sign",
+    ),
+    # Two features that hardly a draw has: parity has pairs of them from the profile gate on.
+    "slopes-beside-interleaved-scales": AttentionProblem(
+        seq_lens=(40,),
+        head_dim_qk=64,
+        head_dim_vo=64,
+        page_size=4,
+        kv_cache="nvfp4 interleaved",
+        alibi=True,
     ),
     # More tokens than are drawn: parity has such a call from the profile gate on.
     "tokens-of-twelve-bits": MoEProblem(num_tokens=4097),
