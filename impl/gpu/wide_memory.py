@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
 """Dtypes whose elements are kept in float64."""
 ROUNDING = ("aten::round", "aten::floor", "aten::ceil", "aten::trunc")
-"""Beginnings of the names of operations that make whole numbers of floats."""
+"""Names of operations that make whole numbers of floats."""
 EMPTY = ("aten::empty", "aten::new_empty", "aten::resize_", "aten::set_")
 """Beginnings of the names of operations whose result holds nothing yet, or is other memory."""
 
@@ -156,7 +156,7 @@ class WideMemory(TorchDispatchMode):
             for each in tree_leaves(result)
             if isinstance(each, torch.Tensor) and not any(each is other for other in written)
         ]
-        if self._leaves(read, made + written) or schema.name.startswith(ROUNDING):
+        if self._leaves(read, made + written) or schema.name.rstrip("_") in ROUNDING:
             self.rounded = True
         new = [each for each in made if each.dtype in NARROW and each.numel()]
         if any(each.dtype.itemsize == 1 and each.is_floating_point() for each in made + written):

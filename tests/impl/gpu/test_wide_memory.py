@@ -89,3 +89,11 @@ def test_inputs_that_are_made_again_are_rounded_as_before() -> None:
         assert torch.equal(memory.wide(first), first.double())
         assert torch.equal(memory.wide(again), again.double())
     assert not memory.rounded
+
+
+def test_whole_numbers_of_floats_are_rounded_on_purpose() -> None:
+    for rounds in (True, False):
+        with WideMemory() as memory:
+            made = torch.arange(4) // 3
+            memory.wide((numbers() * THIRD).round() if rounds else made)
+        assert memory.rounded == rounds
