@@ -15,6 +15,7 @@ from kernelproof.ci.evidence.__main__ import main as keep
 from kernelproof.ci.evidence.adding import RunError, add
 from kernelproof.fixtures import CAUGHT, EVIDENCE
 from kernelproof.impl.gating.knowledge import EvidenceError, read_trials
+from kernelproof.impl.gating.selections import read_selections
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -237,6 +238,23 @@ def test_what_was_compiled_is_kept_a_line_a_unit(tmp_path: Path) -> None:
     (path,) = EVIDENCE.glob("compile-*.json")
     assert list(add(path, tmp_path)) == [path.name]
     assert (tmp_path / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_sweep_of_a_release_is_kept_a_file_a_chip(tmp_path: Path) -> None:
+    name = "selected-sm103-0.6.13.json"
+    kept = read_selections(EVIDENCE / name, ValueError)
+    found = [
+        {"sm": 103, "feature": feature.to_json(), "outcome": outcome}
+        for feature, outcome in kept.kinds()
+    ]
+    run = {"schema": "kernelproof/selected/1", "level": "selected", "flashinfer": "0.6.13",
+           "artifact": kept.artifact, "cells": found}  # fmt: skip
+    assert list(add(written(tmp_path / "run.json", run), tmp_path)) == [name]
+    assert (tmp_path / name).read_bytes() == (EVIDENCE / name).read_bytes()
+    with pytest.raises(RunError, match="one kind of call is no sweep"):
+        add(written(tmp_path / "run.json", run | {"cells": found[:1]}), tmp_path)
+    with pytest.raises(RunError, match="it is listed: only what a release selects is kept"):
+        add(written(tmp_path / "run.json", run | {"level": "listed"}), tmp_path)
 
 
 def test_laws_that_found_an_entry_are_added_to_it(tmp_path: Path) -> None:
