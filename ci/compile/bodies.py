@@ -18,21 +18,22 @@ from elftools.elf.sections import Section
 from .fatbins import PTX, UNREADABLE, Code, CodeError
 
 STUB_BYTES = 1024
-"""Most bytes of a body without effect; those that were seen have 128 to 512."""
+"""Most bytes of a body without effect; those that were seen have 128 to 768."""
 OLDEST = 70
 """Chip times ten from which on an instruction is 16 bytes, with its operation in the lowest 9 bits;
 the 3 bits above them are the kinds of its operands."""
 IDLE = frozenset(
     {
-        *(0x002, 0x005, 0x00C, 0x010, 0x011, 0x012, 0x019, 0x01C, 0x024, 0x025, 0x031, 0x035),
-        *(0x036, 0x0B9, 0x118, 0x119, 0x141, 0x143, 0x145, 0x147, 0x14D, 0x14E, 0x15C, 0x182),
-        *(0x187, 0x189, 0x1AC),
+        *(0x002, 0x005, 0x00C, 0x010, 0x011, 0x012, 0x019, 0x01C, 0x024, 0x025, 0x027, 0x031),
+        *(0x035, 0x036, 0x082, 0x08C, 0x090, 0x092, 0x0A4, 0x0B9, 0x118, 0x119, 0x141, 0x143),
+        *(0x145, 0x147, 0x14D, 0x14E, 0x15C, 0x182, 0x187, 0x189, 0x1AC, 0x1C3),
     }
 )
 """Operations that change no memory but the thread's own stack, by nvdisasm: MOV, CS2R, ISETP,
-IADD3, LEA, LOP3, SHF, PLOP3, IMAD, IMAD.WIDE, HFMA2, IADD, VIADD, ULDC, NOP, S2R, BSYNC, CALL.ABS,
-BSSY, BRA, EXIT, LEPC, BPT, LDC, STL, SHFL and LDCU. Whatever is not among them counts as an effect,
-so that an operation of a later chip never makes a kernel a stub."""
+IADD3, LEA, LOP3, SHF, PLOP3, IMAD, IMAD.WIDE, IMAD.HI, HFMA2, IADD, VIADD, UMOV, UISETP, UIADD3,
+ULOP3, UIMAD, ULDC, NOP, S2R, BSYNC, CALL.ABS, BSSY, BRA, EXIT, LEPC, BPT, LDC, STL, SHFL, LDCU and
+S2UR. Whatever is not among them counts as an effect, so that an operation of a later chip never
+makes a kernel a stub."""
 CALL = 0x143
 PRINTERS = frozenset({"vprintf", "__assertfail"})
 """Functions of the driver that a body without effect may call."""
@@ -45,7 +46,8 @@ _FUNCTION, _ENTRY_POINT = 2, 0x10
 _ISA = re.compile(r"^\s*\.version\s+(\d+\.\d+)", re.MULTILINE)
 _PTX_ENTRY = re.compile(r"\.entry\s+([\w$]+)[^{;]*\{")
 _PTX_IDLE = re.compile(
-    r"(?:@!?%\w+\s+)?(?:ret|exit|trap|mov|cvta|bra|setp|add|cvt|ld\.param|st\.local|st\.param"
+    r"(?:@!?%\w+\s+)?(?:ret|exit|trap|mov|cvta|bra|setp|selp|add|sub|mul|mad|and|or|xor|not|shl|shr"
+    r"|cvt|ld\.param|st\.local|st\.param"
     r"|call[.\w]*\s+\(\w+\),\s*(?:vprintf|__assertfail))\b"
     r"|\.(?:reg|param|local|pragma|loc|file)\b|[{}$(]|call_prototype"
 )

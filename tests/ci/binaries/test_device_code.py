@@ -69,6 +69,7 @@ def test_the_compilers_note_names_the_target_and_else_the_fat_binary() -> None:
         (PRINTS, "vprintf", True),
         (PRINTS, "__assertfail", True),
         (PRINTS, "_Z6deviceff", False),  # another file's function, which may do anything
+        ((0x9C3, 0x8A4, 0x890, 0x88C, *PRINTS), "vprintf", True),  # prints in its first thread
         (SHORT, "", False),  # short, and whole
         (WHOLE, "", False),
         ((MOV, 0x1FF, EXIT, NOP), "", False),  # an operation of a chip to come
