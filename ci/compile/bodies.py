@@ -49,9 +49,9 @@ _PTX_IDLE = re.compile(
     r"(?:@!?%\w+\s+)?(?:ret|exit|trap|mov|cvta|bra|setp|selp|add|sub|mul|mad|and|or|xor|not|shl|shr"
     r"|cvt|ld\.param|st\.local|st\.param"
     r"|call[.\w]*\s+\(\w+\),\s*(?:vprintf|__assertfail))\b"
-    r"|\.(?:reg|param|local|pragma|loc|file)\b|[{}$(]|call_prototype"
+    r"|\.(?:reg|param|local|pragma|loc|file)\b"
 )
-"""Statements of PTX without effect, and what are no statements."""
+"""Statements of PTX without effect, and declarations."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,7 @@ def _bodies_of_ptx(code: Code) -> Iterator[Body]:
     for entry, after in zip(entries, [*entries[1:], None], strict=True):
         end = text.find("\n}", entry.end(), after.start() if after else len(text))
         body = text[entry.end() : end if end > 0 else len(text)]
-        statements = re.sub(r"//[^\n]*|^[$\w]+:", "", body, flags=re.MULTILINE).split(";")
+        plain = re.sub(r"//[^\n]*|^\s*[$\w]+:", "", body, flags=re.MULTILINE)
+        statements = re.split(r"[;{}]", plain)
         idle = all(_PTX_IDLE.match(each.strip()) or not each.strip() for each in statements)
         yield Body(entry[1], code.number, code.suffix, len(body), idle, isa[1])

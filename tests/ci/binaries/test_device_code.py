@@ -92,6 +92,8 @@ def test_a_body_is_idle_by_what_its_operations_are(
         ("ld.param.u64 %rd1, [p];\nst.global.u32 [%rd1], 3;\nret;", False),
         ("call.uni (r), _Z5otherv, (a);\nret;", False),
         ("red.global.add.u32 [%rd1], 1;\nret;", False),
+        ("{\nst.global.u32 [%rd1], 1;\n}\nret;", False),  # of a block, as from inline assembly
+        ("$L__BB0_1: st.global.u32 [%rd1], 1;\nret;", False),
     ],
 )
 def test_ptx_is_idle_by_its_statements(body: str, *, idle: bool) -> None:
