@@ -135,10 +135,15 @@ def answer_binaries(
     if len(wanted) < len(chips):
         message = "--sm cpu: --binaries is about GPUs"
         raise UsageRefusedError(message)
-    place, cpu = find_libraries(given, cpu, tell=tell)
-    libraries = read_libraries(place, tell=tell)
+    try:
+        place, cpu = find_libraries(given, cpu, tell=tell)
+        libraries = read_libraries(place, tell=tell)
+    except UsageRefusedError as error:
+        if error.message.startswith("--"):
+            raise
+        raise type(error)(f"--binaries {error.message}") from error
     if not libraries:
-        message = f"{place.name}: holds no library with CUDA code"
+        message = f"--binaries {place.name}: holds no library with CUDA code"
         raise UsageRefusedError(message)
     shipped = Shipped(place.name, cpu, wanted, libraries)
     page = (outputs or Outputs()).write
