@@ -38,7 +38,7 @@ QUANTIZE_AXES: dict[str, tuple[Any, ...]] = {
 """Values by axis, simplest first."""
 WIDTHS = (16, 32, 64, 128, 256, 48, 192, 512, 1024, 7168)
 """Channels of rows whose block is as wide as they are."""
-MOST_TOKENS = 40
+MOST_TOKENS = 140
 MOST_GROUPS = 9
 """Most blocks across a row."""
 

@@ -482,7 +482,7 @@ class TestNarrow:
                         assert getattr(problem, field) == wanted
                 elif name in TOGETHER:
                     assert tuple(getattr(problem, field) for field in TOGETHER[name]) == value
-                elif name in ("caches", "outputs"):
+                elif name in ("caches", "outputs", "blocks", "kinds"):
                     assert has(problem, name, value)
                 elif name == "real":
                     assert operation in (*ATTENTION, "route", "moe")  # compared in test_real_values
