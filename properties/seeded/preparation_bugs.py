@@ -139,6 +139,15 @@ def one_block_of_slots(inputs: BatchInputs) -> torch.Tensor:
     return slots
 
 
+@seeded(BUGS, BATCH, "batch_parity", supports=_builds("positions"))
+def blocks_from_the_next_token(inputs: BatchInputs) -> torch.Tensor:
+    """Count from the next position on in every block of 1024 new tokens but the first."""
+    positions = _right(inputs)
+    for start, end in pairwise(inputs.query_start_loc.tolist()):
+        positions[start + 1024 : end] += 1
+    return positions
+
+
 @seeded(BUGS, BATCH, "batch_parity", supports=_builds("token_to_request"))
 def requests_without_tokens(inputs: BatchInputs) -> torch.Tensor:
     """Take the first token behind requests without new tokens for one of the first of them."""

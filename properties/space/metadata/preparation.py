@@ -128,7 +128,10 @@ def batch_problems(draw: st.DrawFn, axes: Axes) -> BatchProblem:
     step = st.builds(list.__add__, st.lists(request, max_size=MOST_REQUESTS), padding)
     steps = draw(st.lists(step, min_size=1, max_size=4))
     if cap < MOST_KEYS and draw(sampled((False, False, True))):  # work for one long request
-        steps = [[(1, draw(lengths(min(axes.max_work * KEYS_OF_WORK, MOST_KEYS), page_size)))]]
+        longest = draw(lengths(min(axes.max_work * KEYS_OF_WORK, MOST_KEYS), page_size))
+        # Of what has an entry for each new token every other one is a whole prefill, of blocks.
+        is_prefill = OUTPUTS[output].size == "tokens" and longest % 2
+        steps = [[(longest if is_prefill else 1, longest)]]
     if _is_verified(output):  # drawn anew below
         steps = [[(1, 1)]]
     problem = BatchProblem(
