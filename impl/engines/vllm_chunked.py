@@ -56,7 +56,7 @@ def _compile_key(problem: AttentionProblem) -> Hashable:
 
 @implementation(
     "paged_attention", name="vllm-chunked-prefill-paged-decode", provider="vllm",
-    supports=_supports, features=("host_bounds", "alibi", "large_caches", ALGEBRA),
+    supports=_supports, features=("host_bounds", "alibi", "large_caches"),
     writes_out=True,
     hidden_keys="finite",  # its kernel for one query reads every page, and multiplies V by 0
     arithmetic=Arithmetic(probabilities="inputs", operands="tfloat32"),
