@@ -238,11 +238,19 @@ CALLS = {
     return out.to(inputs.out_dtype)  # [experts, rows, hidden]""",
     "quantize": """\
     # Return the codes, and the scales of blocks unless one was given: float32 [rows, columns].
-    return reference.quantize(
+    import torch
+
+    found = reference.quantize(
         inputs.x,  # [tokens, channels]; rows may lie apart: spare_channels
         inputs.to,  # dtype of the codes, block, scale_format, floor, saturate
         scale=inputs.scale,  # float32 [1], or None
-    )""",
+    )
+    if found.scales is None:
+        return found.codes, None
+    scales = torch.empty_strided(  # as inputs.scale_layout says
+        found.scales.shape, inputs.scale_strides, device=inputs.x.device
+    )
+    return found.codes, scales.copy_(found.scales)""",
 }
 """Body of an adapter that calls the oracle, by operation."""
 EXAMPLES = {

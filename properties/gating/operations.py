@@ -128,7 +128,11 @@ def _metadata_calls(_: Lengths) -> Simple:
 
 
 def _matrix_calls(_: Lengths) -> Simple:
-    return {"quantising": [QuantizeProblem(9, 256, dtype, block=(1, 128)) for dtype in DTYPES]}
+    return {
+        "quantising": [
+            QuantizeProblem(9, 256, dtype, block_rows=1, block_channels=128) for dtype in DTYPES
+        ]
+    }
 
 
 def _dtypes() -> list[Change]:

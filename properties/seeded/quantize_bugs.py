@@ -454,12 +454,12 @@ def infinity_by_a_product(inputs: QuantizeInputs) -> Answer:
 
 @seeded(BUGS, QUANTIZE, "quantize_not_finite")
 def nan_in_a_neighbour(inputs: QuantizeInputs) -> Answer:
-    """Return the code of the element before a NaN as that of a NaN, with a given scale."""
+    """Return the code above one of NaN or infinity, in the row before, as the largest and more."""
     codes, scales = answer(inputs, computed(inputs))
-    if scales is None and inputs.to.dtype != torch.int8:
-        bad = inputs.x.float().isnan().roll(-1, 1)
-        codes = torch.where(bad, LEAST, codes.view(torch.uint8)).to(torch.uint8).view(codes.dtype)
-    return codes, scales
+    bad = (~inputs.x.isfinite()).roll(-1, 0)
+    return torch.where(bad, LEAST, codes.view(torch.uint8)).to(torch.uint8).view(
+        codes.dtype
+    ), scales
 
 
 @seeded(BUGS, QUANTIZE, "quantize_rows")
@@ -523,14 +523,16 @@ def reciprocal_in_place(inputs: QuantizeInputs) -> Answer:
 
 @seeded(BUGS, QUANTIZE, "slack_rows")
 def row_behind_the_last(inputs: QuantizeInputs) -> Answer:
-    """Look for the amax of a tensor in one row more than it has, where memory goes on."""
+    """Look for the amax of the last blocks in one row more than there is, where memory goes on."""
     x = inputs.x
     room = x.untyped_storage().nbytes() // x.element_size()
-    end = x.storage_offset() + (len(x) + 1) * x.stride(0)
-    if inputs.scale is not None or inputs.to.block != (0, 0) or end > room:
+    end = x.storage_offset() + len(x) * x.stride(0)
+    if inputs.scale is not None or not len(x) or end + x.shape[1] > room:
         return answer(inputs, computed(inputs))
-    more = replace(inputs, x=x.as_strided((len(x) + 1, x.shape[1]), x.stride()))
-    return answer(inputs, scales_of(inputs, amaxes(more)))
+    behind = replace(inputs, x=x.as_strided((1, x.shape[1]), x.stride(), end))
+    amax = amaxes(inputs)
+    amax[-1] = torch.maximum(amax[-1], amaxes(behind)[0])
+    return answer(inputs, scales_of(inputs, amax))
 
 
 @seeded(CONTROLS, QUANTIZE, control="honest")

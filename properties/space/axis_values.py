@@ -14,7 +14,7 @@ FIELDS = {
     "head_dims": ("head_dim_qk", "head_dim_vo"),
     "caches": ("kv_cache", "q_dtype"),
     "outputs": ("output", "rest"),
-    "blocks": ("block", "scale"),
+    "blocks": ("block_rows", "block_channels", "scale"),
     "kinds": ("codes", "saturate"),
     **TOGETHER,
 }

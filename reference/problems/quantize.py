@@ -26,8 +26,9 @@ class QuantizeProblem(BaseProblem):
         num_channels: its columns.
         dtype: its dtype.
         codes: the dtype of the codes, one of ``CODES``.
-        block: rows and columns of a block that shares a scale; 0 is all of them: (0, 0) is one
-            scale for the tensor, (1, 0) one a token, (1, 128) one a group.
+        block_rows: rows of a block that shares a scale; 0 is all of them.
+        block_channels: its channels, alike: 0 and 0 is one scale for the tensor, 1 and 0 one a
+            token, 1 and 128 one a group.
         scale: the given scale of a whole tensor; null: each block's own is computed.
         scale_format: ``float32``, or ``ue8m0``: powers of two.
         scale_layout: how computed scales lie, one of ``SCALE_LAYOUTS``.
@@ -48,7 +49,8 @@ class QuantizeProblem(BaseProblem):
     num_channels: int = 16
     dtype: str = "bfloat16"
     codes: str = "float8_e4m3fn"
-    block: tuple[int, int] = (1, 0)
+    block_rows: int = 1
+    block_channels: int = 0
     scale: float | None = None
     scale_format: str = "float32"
     scale_layout: str = "rows"
@@ -67,10 +69,16 @@ class QuantizeProblem(BaseProblem):
         ):  # fmt: skip
             check_one_of(name, getattr(self, name), allowed)
         check_at_least(
-            self, (("num_tokens", 0), ("num_channels", 1), ("spare_channels", 0), ("seed", 0))
+            self,
+            (
+                ("num_tokens", 0),
+                ("num_channels", 1),
+                ("block_rows", 0),
+                ("block_channels", 0),
+                ("spare_channels", 0),
+                ("seed", 0),
+            ),
         )
-        if len(self.block) != 2 or min(self.block) < 0:  # noqa: PLR2004  rows and columns
-            refuse("block", self.block, "two sizes, 0 for all rows or columns")
         for name in ("scale", "floor"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
@@ -78,9 +86,18 @@ class QuantizeProblem(BaseProblem):
                     name, value, "positive and finite" + (", or null" if name == "scale" else "")
                 )
         if self.scale is not None and (self.block != (0, 0) or self.scale_format != "float32"):
-            refuse("scale", self.scale, "null, unless block is (0, 0) and scale_format float32")
+            refuse(
+                "scale",
+                self.scale,
+                "null, unless both sizes of a block are 0 and scale_format is float32",
+            )
         if not self.saturate and self.codes == "int8":
             refuse("saturate", self.saturate, "true: int8 has neither infinity nor NaN")
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Rows and columns of a block, see ``QuantizedFormat``."""
+        return self.block_rows, self.block_channels
 
     @property
     def exact(self) -> bool:

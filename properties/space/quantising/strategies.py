@@ -26,7 +26,7 @@ KINDS = (
 )  # fmt: skip
 """Codes, and whether they saturate."""
 QUANTIZE_AXES: dict[str, tuple[Any, ...]] = {
-    "blocks": (*((each, None) for each in BLOCKS), *(((0, 0), scale) for scale in GIVEN)),
+    "blocks": (*((*each, None) for each in BLOCKS), *((0, 0, scale) for scale in GIVEN)),
     "kinds": KINDS,
     "dtype": ("bfloat16", *(each for each in DTYPES if each != "bfloat16")),
     "scale_format": SCALE_FORMATS,
@@ -46,12 +46,19 @@ MOST_GROUPS = 9
 def quantize_example(chosen: Mapping[str, Any]) -> QuantizeProblem:
     """Return the simplest problem with one value of each axis: two rows of two blocks."""
     values = {name: value for name, value in chosen.items() if name not in ("blocks", "kinds")}
-    block, scale = chosen["blocks"]
+    rows, columns, scale = chosen["blocks"]
     codes, saturate = chosen["kinds"]
     if scale is not None:  # what is computed only
         values["scale_format"] = "float32"
     return QuantizeProblem(
-        2, 2 * block[1] or 16, codes=codes, block=block, scale=scale, saturate=saturate, **values
+        2,
+        2 * columns or 16,
+        codes=codes,
+        block_rows=rows,
+        block_channels=columns,
+        scale=scale,
+        saturate=saturate,
+        **values,
     )
 
 
@@ -65,9 +72,10 @@ def quantize_problems(draw: st.DrawFn, axes: Axes) -> QuantizeProblem:
     }
     # First what has a scale, then which: there are more groups and given scales than others.
     kinds: dict[Any, list[Any]] = {}
-    for block, scale in axes.allows("blocks"):
-        kinds.setdefault((block[0], block[1] > 0, scale is None), []).append((block, scale))
-    block, scale = draw(sampled(draw(sampled(tuple(map(tuple, kinds.values()))))))
+    for rows, columns, scale in axes.allows("blocks"):
+        kind = rows, columns > 0, scale is None
+        kinds.setdefault(kind, []).append((rows, columns, scale))
+    *block, scale = draw(sampled(draw(sampled(tuple(map(tuple, kinds.values()))))))
     codes, saturate = draw(sampled(axes.allows("kinds")))
     if scale is not None:
         values["scale_format"] = "float32"
@@ -88,7 +96,8 @@ def quantize_problems(draw: st.DrawFn, axes: Axes) -> QuantizeProblem:
         num_tokens=tokens,
         num_channels=channels,
         codes=codes,
-        block=block,
+        block_rows=block[0],
+        block_channels=block[1],
         scale=scale,
         saturate=saturate,
         **values,

@@ -18,9 +18,11 @@ from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.reference import QuantizeProblem
 from kernelproof.reference.tensors.quantize import QuantizeInputs
 
-GROUPS = QuantizeProblem(5, 96, block=(1, 48), seed=1)
-GIVEN = QuantizeProblem(5, 40, block=(0, 0), scale=0.0372, seed=2)
-SQUARES = QuantizeProblem(9, 100, block=(4, 40), codes="int8", scale_layout="columns", seed=3)
+GROUPS = QuantizeProblem(5, 96, block_rows=1, block_channels=48, seed=1)
+GIVEN = QuantizeProblem(5, 40, block_rows=0, block_channels=0, scale=0.0372, seed=2)
+SQUARES = QuantizeProblem(
+    9, 100, block_rows=4, block_channels=40, codes="int8", scale_layout="columns", seed=3
+)
 LAWS = ("parity", "not_finite", "rows", "signs", "again")
 
 

@@ -119,7 +119,7 @@ TRIED: dict[str, Problem] = {
     "route": RouteProblem(num_tokens=3, num_experts=8),
     "moe": MoEProblem(num_tokens=3),
     "batched_moe": BatchedMoEProblem(counts=(2, 1), most_rows=3),
-    "quantize": QuantizeProblem(3, 32, block=(1, 16)),
+    "quantize": QuantizeProblem(3, 32, block_rows=1, block_channels=16),
 }
 
 
