@@ -141,7 +141,8 @@ def answer_binaries(
     except UsageRefusedError as error:
         if error.message.startswith("--"):
             raise
-        raise type(error)(f"--binaries {error.message}") from error
+        message = f"--binaries {error.message}"
+        raise type(error)(message) from error
     if not libraries:
         message = f"--binaries {place.name}: holds no library with CUDA code"
         raise UsageRefusedError(message)
