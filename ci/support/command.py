@@ -241,9 +241,7 @@ def _answer_binaries(
         )
     from .selected import compare_binaries
 
-    return compare_binaries(
-        release, chips, asked, book=_load(folder), outputs=outputs, verbose=verbose, tell=_tell
-    )
+    return compare_binaries(release, chips, asked, book=_load(folder), outputs=outputs, tell=_tell)
 
 
 def _is_flashinfer(release: str) -> bool:

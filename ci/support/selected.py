@@ -209,7 +209,6 @@ def compare_binaries(
     *,
     book: RuleBook,
     outputs: Outputs | None = None,
-    verbose: bool = False,
     tell: Callable[[str], None] = quietly,
 ) -> int:
     """Ask a release about its own calls, print where the rules disagree, and return the exit code.
@@ -220,7 +219,6 @@ def compare_binaries(
         asked: fields of one kind of call, whose launches are printed; all kinds if empty.
         book: the book of rules.
         outputs: file of the result, named by ``--json``.
-        verbose: whether each call of one kind is printed.
         tell: function that is called with a line of progress now and then.
 
     Returns:
@@ -236,7 +234,7 @@ def compare_binaries(
     fixes = list(same_bits(selected, found, book, tell=tell))
     out = console(sys.stdout)
     if asked:
-        _print_launches(out, selected, verbose=verbose)
+        _print_launches(out, selected)
     print_disagreements(out, found)
     for line in fixes:
         out.print(Text(line), soft_wrap=True)
@@ -324,11 +322,11 @@ def _same(selection: Selection, before: KernelList, after: KernelList) -> bool:
     )
 
 
-def _print_launches(out: Console, selected: Selected, *, verbose: bool) -> None:
+def _print_launches(out: Console, selected: Selected) -> None:
     for each in selected.selections:
         title = f"{each.feature} on {capability_name(each.sm)}: {each.outcome}"
         out.print(Text(title, "bold"), soft_wrap=True)
-        shown: dict[tuple[str, str], list[str]] = {}
+        shown: dict[str, list[str]] = {}
         for answer in each.answers:
             kernel = selected.kernels.by_name.get(answer.kernel)
             said = answer.error
@@ -340,8 +338,8 @@ def _print_launches(out: Console, selected: Selected, *, verbose: bool) -> None:
                     f"{answer.shared:,} bytes of shared memory, sha256 {kernel.sha256[:16]}"
                 )
             grid = f", grid {'x'.join(map(str, answer.grid))}" if answer.grid else ""
-            shown.setdefault((said, grid if verbose else ""), []).append(f"{answer.call}{grid}")
-        for (said, _), calls in shown.items():
+            shown.setdefault(said, []).append(f"{answer.call}{grid}")
+        for said, calls in shown.items():
             out.print(Text(f"  {said}"), soft_wrap=True)
             for call in calls:
                 out.print(Text(f"    {call}", "dim"), soft_wrap=True)

@@ -142,7 +142,7 @@ def test_one_call_is_answered_by_its_kernels(
     assert Feature(backend="trtllm-gen", **cell["feature"]) == DECODE
     assert len(cell["calls"]) == 5
     assert [each["kind"] for each in data["disagreements"]] == ["allowed"]
-    _, printed = run(*words, "--verbose")
+    _, printed = run(*words)
     assert "k, built for sm_100f, cluster 1, 4,096 bytes of shared memory, sha256 abab" in printed
     assert "batch 8, 1 query tokens, 1024 keys, 8 KV heads\n" in printed
     assert "32768 keys, 8 KV heads, grid 2x8x1" in printed
