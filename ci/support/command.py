@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -245,11 +246,11 @@ def _answer_binaries(
 
 
 def _is_flashinfer(release: str) -> bool:
-    """Whether a release is a version of FlashInfer, its wheel or a folder."""
+    """Whether a release is a version of FlashInfer, its wheel or a folder with it."""
     path = Path(release)
     if path.suffix == ".whl":
         return path.name.startswith("flashinfer")
-    return "==" not in release and (not path.is_dir() or (path / "flashinfer").is_dir())
+    return (path / "flashinfer").is_dir() or re.match(r"\d+(\.\d+)+", release) is not None
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:

@@ -224,10 +224,12 @@ def value_for(option: click.Option, here: Path) -> Any:  # noqa: ANN401  any opt
     elif isinstance(kind, click.Path):
         found = str(here if kind.dir_okay and not kind.file_okay else here / "a_file")
     else:
-        found = "none" if "--expectations" in option.opts else "3"
+        found = OF_A_KIND.get(max(option.opts, key=len), "3")
     return [found] if option.multiple else found
 
 
+OF_A_KIND = {"--expectations": "none", "--cpu": "aarch64"}
+"""Values of options that take only some texts."""
 APART = ("--watch", "--gating")
 """Options that no file gives, and that others do not go with."""
 
