@@ -149,7 +149,7 @@ def own_code(folders: Iterable[str]) -> str:
     """Return a fingerprint of these folders of Kernelproof."""
     root = Path(__file__).resolve().parents[2]
     files = (path for name in folders for path in sorted((root / name).rglob("*.*")))
-    suffixes = (".py", ".toml", ".json", ".tsv", ".jinja")
+    suffixes = (".py", ".toml", ".json", ".tsv", ".jinja", ".css")
     return digest_of(path.read_bytes() for path in files if path.suffix in suffixes)
 
 

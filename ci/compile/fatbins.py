@@ -89,7 +89,7 @@ def _codes_of(section: memoryview) -> Iterator[Code]:
             place += 8
             continue
         end = place + header + size
-        if magic != MAGIC or end > len(section):
+        if magic != MAGIC or header < _HEADER.size or end > len(section):
             message = f"byte {place} of its device code begins no fat binary"
             raise CodeError(message)
         place += header

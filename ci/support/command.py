@@ -183,13 +183,14 @@ def support(
     explained, required = options.pop("explained"), options.pop("required")
     binaries, cpu = options.pop("binaries"), options.pop("cpu")
     making = {name: options.pop(name) for name in ("units", "jobs")}
-    if compiled is None and (given := next((name for name in making if making[name]), None)):
-        message = f"{'--jobs' if given == 'jobs' else '--unit'} goes with --compile"
-        raise UsageRefusedError(message)
+    _refuse(making if compiled is None else {}, "goes with --compile")
+    _refuse({"cpu": cpu} if binaries is None else {}, "goes with --binaries")
     if compiled is not None:
         return _compile(releases, compiled, outputs=outputs, **making)
-
     if binaries is not None:
+        others = {"releases": releases, "against": against, "model": model, "declared": declared}
+        others |= {"explained": explained, "required": required}
+        _refuse(others, "does not go with --binaries")
         chips = () if sm is None else chips_of(sm)
         return _answer_binaries(
             binaries, chips, cpu, _given(options), folder=folder, verbose=verbose, outputs=outputs
@@ -237,11 +238,14 @@ def _answer_binaries(
     if not _is_flashinfer(release):
         from .shipped import answer_binaries
 
+        _refuse(asked, f"goes with --binaries of FlashInfer, not of {release}")
         return answer_binaries(
             release, chips or chips_of(None), cpu=cpu, outputs=outputs, verbose=verbose, tell=_tell
         )
     from .selected import compare_binaries
 
+    release = release.removeprefix("flashinfer-python==")
+    _refuse({"cpu": cpu}, "does not go with --binaries of FlashInfer")
     return compare_binaries(release, chips, asked, book=_load(folder), outputs=outputs, tell=_tell)
 
 
@@ -249,8 +253,21 @@ def _is_flashinfer(release: str) -> bool:
     """Whether a release is a version of FlashInfer, its wheel or a folder with it."""
     path = Path(release)
     if path.suffix == ".whl":
-        return path.name.startswith("flashinfer")
-    return (path / "flashinfer").is_dir() or re.match(r"\d+(\.\d+)+", release) is not None
+        return path.name.startswith("flashinfer_python-")
+    version = re.match(r"(flashinfer-python==)?\d+(\.\d+)+", release)
+    return version is not None or (path / "flashinfer").is_dir()
+
+
+def _refuse(given: dict[str, Any], why: str) -> None:
+    """Refuse the first of some options that was given.
+
+    Raises:
+        UsageRefusedError: one was given.
+    """
+    name = next((name for name, value in given.items() if value), None)
+    if name is not None:
+        message = f"{_flags()[name]} {why}"
+        raise UsageRefusedError(message)
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
@@ -290,8 +307,13 @@ def _check_release(flag: str, version: str) -> None:
 def _flag_of(error: ValueError) -> str:
     """Return the flag whose value an error names first, with a colon."""
     field = str(error).partition(" ")[0]
-    flags = {each.name: each.opts[0] for each in support.params}
+    flags = _flags()
     return f"{flags[field]}: " if field in flags else ""
+
+
+def _flags() -> dict[str, str]:
+    """Return the flag of each option, by the name of its argument."""
+    return {each.name: each.opts[0] for each in support.params if each.name}
 
 
 def _tell(line: str) -> None:

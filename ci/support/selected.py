@@ -165,7 +165,7 @@ def _disagreement(
     feature, rule = selection.feature, decision.ruling.rule
     topic = f"trtllm-gen {feature.operation} {feature.phase}"
     where = f"{capability_name(selection.sm)} with flashinfer {selected.version}"
-    says = _says(selection)
+    says = _says(selection, selected.level)
     # What ends the host is counted, and not kept: nothing of a disagreement names the call.
     dies = selection.outcome == DIES
     called = "a kind of call" if dies else str(feature)
@@ -189,7 +189,9 @@ def _disagreement(
     )
 
 
-def _says(selection: Selection) -> str:
+def _says(selection: Selection, level: str) -> str:
+    if selection.outcome != RUNS and level == LISTED:
+        return "lists no kernel"
     if selection.outcome == RUNS:
         return f"launches {selection.kernels[0]}"
     if selection.outcome == DIES:

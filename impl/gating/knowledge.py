@@ -26,7 +26,7 @@ from ..targets.data_files import read_json
 from ..targets.shape_checks import checked
 from ..targets.target import Target
 from .feature import Feature
-from .rules import COMPILED, NOT_RUN, RIGHT, RUN, SELECTED, STATUSES, Rule
+from .rules import COMPILED, DECLARED, NOT_RUN, RIGHT, RUN, SELECTED, STATUSES, Rule
 from .selections import RUNS, Selections, read_selections
 
 MADE_AT_RUN_TIME = ("group_size", "page_size", "kv_layout")
@@ -86,14 +86,17 @@ def known(rule: Rule, feature: Feature, target: Target) -> list[Knowledge]:
     Raises:
         EvidenceError: a file of evidence cannot be read.
     """
+    level, allows = rule.evidence, rule.effect == "allow"
+    if level == SELECTED and allows and not table().asked(target.sm, target.flashinfer):
+        level = DECLARED  # it says what other releases select
     said = Knowledge(
-        rule.evidence,
+        level,
         rule.source,
         rule.id,
         feature,
         target.sm,
         target.flashinfer,
-        rule.effect == "allow",
+        allows,
         rule.reason,
     )
     return [said, *table().agreeing(said)]
@@ -121,6 +124,10 @@ class Table:
     refusals: dict[Key, Knowledge] = field(default_factory=dict)
     machines: set[Key] = field(default_factory=set)
     selections: dict[Key, Selections] = field(default_factory=dict)
+
+    def asked(self, sm: int | None, flashinfer: str | None) -> bool:
+        """Whether it is kept what a release selects on a chip."""
+        return (sm, flashinfer) in self.selections
 
     def agreeing(self, said: Knowledge) -> Iterator[Knowledge]:
         """Return what was seen of a call that a rule allows, or of what a rule refuses."""

@@ -143,7 +143,8 @@ def _same(what: str, first: Answer, second: Answer) -> Verdict:
 
 def not_finite(subject: Subject, problem: QuantizeProblem) -> Verdict:
     """Set elements of one row to NaN or infinity: codes and scales of other blocks stay."""
-    inputs, to = subject.materialise(problem), subject.materialise(problem).to
+    inputs = subject.materialise(problem)
+    to = inputs.to
     tokens, channels = inputs.x.shape
     if not tokens:
         return VACUOUS
@@ -217,6 +218,8 @@ def signs(subject: Subject, problem: QuantizeProblem) -> Verdict:
         # A given scale may saturate, to -128 or 127.
         inside = first[0].int().abs() < LARGEST_INT8
         inside = inside if problem.scale is not None else torch.ones_like(inside)
+        if not inside.any():
+            return VACUOUS
         pair = (wide[inside], scales), (wanted[inside], first[1])
     else:
         pair = (codes.view(torch.uint8) ^ SIGN, scales), _as_bytes(first)

@@ -26,6 +26,8 @@ CODE_DTYPES: Final = {
     "int8": torch.int8,
 }
 """Dtypes of codes by their names."""
+LEAST_NORMAL, LARGEST_NUMBER = 2.0**-126, 2.0**128 - 2.0**104
+"""Least normal and largest finite number of float32."""
 SCALE_FORMATS: Final = ("float32", "ue8m0")
 """Formats of scales: any float32, or a power of two in float32."""
 QUOTIENT_ERRORS: Final = {
@@ -96,8 +98,8 @@ class QuantizedFormat:
             message = f"scale_format is {self.scale_format!r}; it must be one of {SCALE_FORMATS}"
             raise ValueError(message)
         floor = checked_number("floor", self.floor)
-        if not (math.isfinite(floor) and floor > 0):
-            message = f"floor is {self.floor!r}; it must be positive and finite"
+        if not LEAST_NORMAL <= floor <= LARGEST_NUMBER:
+            message = f"floor is {self.floor!r}; it must be positive and finite, a normal float32"
             raise ValueError(message)
         if (saturate := flag_of(self.saturate)) is None:
             message = f"saturate is {self.saturate!r}; it must be True or False"

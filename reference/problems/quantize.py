@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,6 +10,10 @@ from .field_types import check_types
 
 CODES = ("float8_e4m3fn", "float8_e5m2", "int8")
 SCALE_FORMATS = ("float32", "ue8m0")
+LEAST_NUMBERS = {"scale": 2.0**-149, "floor": 2.0**-126}
+"""Least values: a positive float32, and a normal one, a share of which is no 0."""
+LARGEST_NUMBER = 2.0**128 - 2.0**104
+"""Largest finite number of float32."""
 SCALE_LAYOUTS = ("rows", "columns", "padded_columns")
 """Orders of computed scales: row after row; column after column; the same with columns padded to 4
 rows, as TMA loads them."""
@@ -81,10 +84,10 @@ class QuantizeProblem(BaseProblem):
         )
         for name in ("scale", "floor"):
             value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                refuse(
-                    name, value, "positive and finite" + (", or null" if name == "scale" else "")
-                )
+            least = LEAST_NUMBERS[name]
+            if value is not None and not least <= value <= LARGEST_NUMBER:
+                said = "positive and finite" + (", or null" if name == "scale" else "")
+                refuse(name, value, f"{said}, in float32")
         if self.scale is not None and (self.block != (0, 0) or self.scale_format != "float32"):
             refuse(
                 "scale",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal as signals
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -93,7 +94,7 @@ class Selection:
     def outcome(self) -> str:
         """What becomes of the kind, of ``OUTCOMES``."""
         if not self.answers:
-            return DIES
+            return NOT_ASKED if self.signal == signals.SIGALRM else DIES
         if any(each.error.startswith(LACKS) for each in self.answers):
             return NOT_ASKED
         if not self.raised:
@@ -125,7 +126,7 @@ def ask_release(
     Raises:
         HostError: the release cannot be imported, or its launcher cannot be loaded.
     """
-    shares = max(1, cores() // len(chips))
+    shares = max(1, min(cores() // len(chips), len(features)))
     work, found = Work(tell), list[Selection]()
     parts = [(sm, features[part::shares]) for sm in chips for part in range(shares)]
     total = len(features) * len(chips)

@@ -91,10 +91,10 @@ def _driver_key(nvcc: Nvcc) -> str:
 
 def _key(release: Release, kernels: KernelList, nvcc: Nvcc) -> str:
     """Return a hash of all that a launcher is made of."""
-    digest = hashlib.sha256(f"{nvcc.version} {_tvm_ffi_version()} {FLAGS}".encode())
+    digest = hashlib.sha256(f"{nvcc.version} {_tvm_ffi_version()} {FLAGS} {HOST}".encode())
     data = release.folder / "flashinfer" / "data"
     sources = [data / "csrc" / name for name in SOURCES]
-    sources += sorted((data / "include" / "flashinfer" / "trtllm").rglob("*.*h"))
+    sources += sorted([*(data / "include").rglob("*.*h"), *(data / "csrc").rglob("*.h*")])
     for source in (kernels.folder / HEADER, *sources):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]

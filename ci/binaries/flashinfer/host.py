@@ -322,7 +322,10 @@ def answers_in_forks(host: Host, cells: Sequence[Cell]) -> Iterator[list[Answer]
                 done += 1
         _, status = os.waitpid(process, 0)
         if done < len(cells):
-            yield [{"died": os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0}]
+            if not os.WIFSIGNALED(status):
+                message = f"asking about {cells[done][0]} failed"  # ours, not the host's
+                raise RuntimeError(message)
+            yield [{"died": os.WTERMSIG(status)}]
             done += 1
 
 

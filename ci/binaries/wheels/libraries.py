@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -205,7 +206,7 @@ def read_libraries(place: Path, *, tell: Tell = quietly) -> tuple[Library, ...]:
                 message = f"{place.name}: {path}: {error}"
                 raise UsageRefusedError(message) from error
             found += [library] if library else []
-    except (zipfile.BadZipFile, EOFError, OSError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
         message = f"{place}: is no wheel that can be read ({error})"
         raise UsageRefusedError(message) from error
     return tuple(found)

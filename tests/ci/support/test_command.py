@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from kernelproof.ci.cli import main
 from kernelproof.ci.support.command import support
 from kernelproof.ci.support.rendering import support_matrix
 from kernelproof.ci.support.rows import ALL_CHIPS, all_rows, differences, matrix
@@ -236,3 +237,19 @@ def test_the_snippet_on_the_page_refuses_at_start() -> None:
     code = found[1] + "\nprint(decision.supported)\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "UnsupportedError" in done.stderr or done.stdout == "True\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--cpu", "aarch64"], "--cpu goes with --binaries"),
+        (["--binaries", "0.6.13", "--require"], "--require does not go with --binaries"),
+        (["--binaries", "0.6.13", "--cpu", "arm64"], "--cpu does not go with --binaries of Flash"),
+        (["--binaries", "a==1", "--head-dim", "64"], "--head-dim goes with --binaries of Flash"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["support", *words]) == 2
+    assert said in capsys.readouterr().err

@@ -87,3 +87,7 @@ def test_a_kept_selection_is_the_evidence_of_a_permission() -> None:
     assert decide(DECODE, asked).evidence == SELECTED
     assert decide(DECODE, Target(sm=103, flashinfer="0.6.12")).evidence == "declared"
     assert decide(replace(DECODE, sinks=True), asked).evidence == "declared"
+    # A rule's evidence is of the releases that were asked.
+    fp8 = replace(MLA, head_dim_qk=320, head_dim_vo=256, page_size=32)
+    levels = [decide(fp8, Target(sm=100, flashinfer=each)).evidence for each in ("0.6.13", "0.6.9")]
+    assert levels == [SELECTED, "declared"]
