@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ...fixtures import read_real_values
@@ -54,6 +54,8 @@ def model_rows(model: str, asked: Mapping[str, Any]) -> tuple[list[Row], tuple[s
             shapes.setdefault(_in_words(shape), shape)
         else:
             left_out[row["kind"]] = None
+    for shape in _with_sinks(shapes.values()):
+        shapes.setdefault(_in_words(shape), shape)
     found = [
         Row(f"{words}, {each.title}".removesuffix(", "), each.feature)
         for words, shape in shapes.items()
@@ -61,6 +63,16 @@ def model_rows(model: str, asked: Mapping[str, Any]) -> tuple[list[Row], tuple[s
     ]
     found.sort(key=lambda row: (row.feature.operation, _rank(row)))
     return found, tuple(left_out)
+
+
+def _with_sinks(shapes: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return windowed shapes with sinks, of a model that has either with the same heads.
+
+    The table states sinks and windows in rows of their own, whether or not a layer has both.
+    """
+    known = list(shapes)
+    with_sinks = [{**each, "sinks": True} for each in known if each["window"]]
+    return [each for each in with_sinks if {**each, "window": False} in known]
 
 
 def _calls(shape: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterator[Row]:

@@ -24,6 +24,7 @@ from ...impl.gating import (
 )
 from ...impl.gating.decision import describe
 from ...impl.gating.explanation import lacking
+from ...properties.verdicts.text import count_of
 from .rows import ALL_CHIPS, Difference, Matrix, Row, all_rows, matrix
 
 MARKS = {"compiled": " c", "selected": " s", "run": " r"}
@@ -189,8 +190,8 @@ def print_reasons(out: Console, made: Matrix, space: float) -> None:
     for number, text in enumerate(texts, 1):
         space -= len(text.wrap(out, out.width))
         if space < (number < len(texts)):
-            more = len(texts) - number + 1
-            out.print(Text(f"{more} more reasons: give -v, --backend or --json FILE", "dim"))
+            more = count_of(len(texts) - number + 1, "more reason")
+            out.print(Text(f"{more}: give -v, --backend or --json FILE", "dim"))
             return
         out.print(text)
 

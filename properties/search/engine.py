@@ -500,7 +500,7 @@ class Run:
         for law in left:
             if law.name in failed:
                 self._ask_law(prepared, law, REPLAY_RANK)
-            if law.name == compares and self.plan.exit_first:
+            elif law.name == compares and self.plan.exit_first:
                 self._ask_law(prepared, law, REPLAY_RANK, early=True, kinds=True)
         # Every nth entry for each of n workers: all of them begin with the cheapest.
         parts = min(self._jobs, -(-len(entries) // LEAST_DEALT))

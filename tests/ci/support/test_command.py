@@ -116,6 +116,11 @@ def test_a_model_asks_for_each_of_its_shapes_at_once(tmp_path: Path) -> None:
     assert phases == {"decode", "prefill"}
 
 
+def test_layers_may_have_both_a_window_and_sinks() -> None:
+    _, said = run("--model", "gpt-oss", "--sm", "90", "-v")
+    assert "window, sinks, decode" in " ".join(said.split())
+
+
 def test_a_latent_model_is_asked_before_and_after_absorption() -> None:
     _, said = run("--model", "DeepSeek-V3", "--sm", "103", "--page-size", "32")
     assert "mla " in said
