@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import os
 import platform
+import stat
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -144,6 +145,8 @@ def content_of(file: str) -> str:
     """Return a fingerprint of a file; empty where there is none."""
     with suppress(OSError):
         state = Path(file).stat()
+        if not stat.S_ISREG(state.st_mode) and not stat.S_ISDIR(state.st_mode):
+            return os.urandom(8).hex()  # a pipe or a device: it is never known to be as it was
         if state.st_size > LARGEST_READ:
             return f"{state.st_size} bytes of {state.st_mtime_ns}"
         return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]

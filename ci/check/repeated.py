@@ -22,8 +22,6 @@ from ...properties.findings.files import dumps, write_text
 from ..answers.identity import code_identity, digest_of
 from ..answers.surroundings import as_before, content_of, gpus, surroundings
 from ..console.outputs import Outputs
-from ..console.terminal import PLAIN_WIDTH, console
-from ..reports.display import print_outline
 from ..reports.outline import Block, Line, Part, Table, sized
 
 REPEATED = "repeated-"
@@ -123,6 +121,10 @@ def repeat(answer: Answer, outputs: Outputs) -> None:
     Raises:
         UsageRefusedError: a file cannot be written.
     """
+    # Imported here: a check that is not repeated has its workers begin before this.
+    from ..console.terminal import console
+    from ..reports.display import print_outline
+
     outputs.check()
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     try:
@@ -151,6 +153,8 @@ def drop_oldest(cases: Path, begin: str) -> None:
 
 def _plain(part: Part) -> Iterator[Line | Block | Table]:
     """Yield the items of a part without what only a page shows."""
+    from ..console.terminal import PLAIN_WIDTH
+
     for item in part.items:
         if isinstance(item, Line):
             yield item._replace(text=sized(item.text, PLAIN_WIDTH), about=None)

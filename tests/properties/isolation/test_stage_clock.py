@@ -23,6 +23,7 @@ from kernelproof.reference import (
     MetadataProblem,
     MoEProblem,
     Problem,
+    QuantizeProblem,
     RouteProblem,
 )
 
@@ -34,6 +35,7 @@ SMALL: dict[str, Problem] = {
     "build_metadata": MetadataProblem(),
     "route": RouteProblem(num_tokens=3, num_experts=8),
     "moe": MoEProblem(num_tokens=3),
+    "quantize": QuantizeProblem(num_tokens=3),
 }
 PATH = [str(Path(__file__).parents[1]), *sys.path]
 OTHERS = 4

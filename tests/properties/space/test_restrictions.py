@@ -81,8 +81,11 @@ def test_what_may_be_asked_for(texts: list[str], found: dict[str, tuple[Any, ...
         (["window_left"], "'window_left' is no FIELD=VALUE"),
         (["colour=red"], "'colour' is no field of a problem; there are activation, "),
         (["query_lens=three"], "query_lens=three is no length; give one number"),
-        (["windw"], "'windw' is no FIELD=VALUE[,VALUE...]; did you mean window_left?"),
-        (["windw=3"], "'windw' is no field of a problem; did you mean window_left? there are "),
+        (["windo_lef"], "'windo_lef' is no FIELD=VALUE[,VALUE...]; did you mean window_left?"),
+        (
+            ["windo_lef=3"],
+            "'windo_lef' is no field of a problem; did you mean window_left? there are ",
+        ),
         (["causal=TRUE"], "did you mean true? there are false, true"),
         (["dtype=bf16"], "did you mean bfloat16? there are float32,"),
         (
