@@ -284,8 +284,8 @@ def test_a_module_is_named_alike_whatever_the_lengths(name: str) -> None:
         )
         return
     if found.operation == "quantize":  # Triton compiles for one token by itself
-        kinds = {found.module_of(QuantizeProblem(num_tokens=tokens)) for tokens in range(2, 33)}
-        assert len(kinds) == 1
+        named = {found.module_of(QuantizeProblem(num_tokens=tokens)) for tokens in range(2, 33)}
+        assert len(named) == 1
         return
     base = RAGGED if found.operation == "ragged_attention" else DECODED
     batches = [replace(base, query_lens=(1,) * n, seq_lens=(n,) * n) for n in (1, 2, 15, 16, 32)]
