@@ -281,7 +281,7 @@ def same_bits(
     *,
     tell: Callable[[str], None] = quietly,
 ) -> Iterator[str]:
-    """Say of each refused kind that hangs whether the release with the fix ships the same bits.
+    """Yield, for each rule on a hang, of how many kinds the fixed release ships the same bits.
 
     The same bits in a release that does not hang are no proof: only a run on the chip is.
     """

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+
+import torch
 
 from ...reference import QuantizeProblem
 from ..targets.refusal import Refusal, first_reason
@@ -11,6 +13,11 @@ from ..targets.target import Target
 from .claims import wrong_here
 from .sources import Names, implementation, missing_name, unavailable
 
+INT8 = ("int8",)
+"""Codes of kernels that give no other."""
+Answer = tuple[torch.Tensor, "torch.Tensor | None"]
+"""Codes, and scales where none was given."""
+Supports = Callable[[QuantizeProblem, Target], "Refusal | str | bool"]
 USUAL_FLOOR = 1e-10
 LEAST_NORMAL = 2.0**-126
 """Given scales below it have no reciprocal in float32."""
@@ -62,6 +69,7 @@ def refused_groups(problem: QuantizeProblem) -> str | None:
     return first_reason(
         (problem.scale is not None, "computes its scales"),
         (problem.block[0] != 1, "has a scale for each row, or group of a row"),
+        (problem.num_channels % group_of(problem), "a row is whole groups"),
     )  # fmt: skip
 
 
@@ -80,3 +88,28 @@ def refused_rows(problem: QuantizeProblem) -> str | None:
         (problem.scale_format != "float32", "scales are no powers of two"),
         (problem.scale_layout != "rows", "scales lie row after row"),
     )  # fmt: skip
+
+
+def int8_tokens(file: Names) -> Supports:
+    """Return the claims of ``per_token_quant_int8`` of an engine's file."""
+
+    def supports(problem: QuantizeProblem, target: Target) -> Refusal | str | bool:
+        why = refused(problem, target, file, "per_token_quant_int8", INT8)
+        why = why or refused_groups(problem) or refused_rows(problem)
+        why = why or first_reason(
+            (group_of(problem) != problem.num_channels, "has a scale for each row"),
+            (problem.floor != USUAL_FLOOR, f"the largest magnitude counts at least {USUAL_FLOOR}"),
+        )  # fmt: skip
+        return why or True
+
+    return supports
+
+
+def int8_groups(file: Names) -> Supports:
+    """Return the claims of ``per_token_group_quant_int8`` of an engine's file."""
+
+    def supports(problem: QuantizeProblem, target: Target) -> Refusal | str | bool:
+        why = refused(problem, target, file, "per_token_group_quant_int8", INT8)
+        return why or refused_groups(problem) or refused_rows(problem) or True
+
+    return supports

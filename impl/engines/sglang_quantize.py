@@ -13,8 +13,11 @@ from ..gpu.triton_interpreter import rounding_away
 from ..targets.refusal import Refusal, first_reason
 from ..targets.target import Target
 from .quantisers import (
-    USUAL_FLOOR,
+    INT8,
+    Answer,
     group_of,
+    int8_groups,
+    int8_tokens,
     quantiser,
     refused,
     refused_given,
@@ -28,11 +31,10 @@ from .vllm_stubs import Unused
 HOME = "sglang.kernels.ops.quantization"
 FP8_FILE, INT8_FILE = f"{HOME}.fp8_kernel", f"{HOME}.int8_kernel"
 CAST_FILE, ACT_FILE = f"{HOME}.fp8_quantize", f"{HOME}.act_quant_triton"
-FP8, BOTH, INT8 = ("float8_e4m3fn",), ("float8_e4m3fn", "float8_e5m2"), ("int8",)
+FP8, BOTH = ("float8_e4m3fn",), ("float8_e4m3fn", "float8_e5m2")
 ACT_FLOOR = 1e-4
 ROWS_OF_MLA = 256
 """Rows that the output of ``per_token_group_quant_mla_deep_gemm_masked_fp8`` is padded to."""
-Answer = tuple[torch.Tensor, "torch.Tensor | None"]
 
 
 def quantising_stubs() -> Mapping[str, Mapping[str, object]]:
@@ -172,20 +174,10 @@ def act(inputs: QuantizeInputs) -> Answer:
     return codes, scales
 
 
-def _supports_tokens(problem: QuantizeProblem, target: Target) -> Refusal | str | bool:
-    why = refused(problem, target, INT8_FILE, "per_token_quant_int8", INT8)
-    why = why or refused_groups(problem) or refused_rows(problem)
-    why = why or first_reason(
-        (group_of(problem) != problem.num_channels, "has a scale for each row"),
-        (problem.floor != USUAL_FLOOR, f"the largest magnitude counts at least {USUAL_FLOOR}"),
-    )  # fmt: skip
-    return why or True
-
-
 @quantiser(
     name="sglang-token-quant-int8",
     provider=SGLANG,
-    supports=_supports_tokens,
+    supports=int8_tokens(INT8_FILE),
     # `absmax / 127`, `x * (127 / absmax)`, libdevice's round: int8_kernel.py.
     arithmetic=Arithmetic(scales="approximate", quotients="inverse", ties="away"),
 )
@@ -196,15 +188,10 @@ def token_int8(inputs: QuantizeInputs) -> Answer:
     return codes, scales
 
 
-def _supports_int8_groups(problem: QuantizeProblem, target: Target) -> Refusal | str | bool:
-    why = refused(problem, target, INT8_FILE, "per_token_group_quant_int8", INT8)
-    return why or refused_groups(problem) or refused_rows(problem) or True
-
-
 @quantiser(
     name="sglang-group-quant-int8",
     provider=SGLANG,
-    supports=_supports_int8_groups,
+    supports=int8_groups(INT8_FILE),
     # `_absmax / int8_max`, and `y / y_s` cast to int8, which cuts: int8_kernel.py.
     arithmetic=Arithmetic(scales="approximate", quotients="approximate", ties="cut"),
 )

@@ -7,24 +7,23 @@ import torch
 from ...reference import Arithmetic, QuantizeProblem
 from ...reference.tensors.quantize import QuantizeInputs
 from ..gpu.triton_interpreter import rounding_away
-from ..targets.refusal import Refusal, first_reason
+from ..targets.refusal import Refusal
 from ..targets.target import Target
 from .quantisers import (
-    USUAL_FLOOR,
-    group_of,
+    Answer,
+    int8_groups,
+    int8_tokens,
     quantiser,
     refused,
     refused_given,
     refused_groups,
-    refused_rows,
 )
 from .sources import load
 from .vllm_stubs import QUANTISATION, stubs_without_operators
 
 FP8_FILE, INT8_FILE = f"{QUANTISATION}.fp8_utils", f"{QUANTISATION}.int8_utils"
 PADDING_FILE = "vllm.kernels.triton.qkv_padded_fp8_quant"
-FP8, INT8 = ("float8_e4m3fn",), ("int8",)
-Answer = tuple[torch.Tensor, "torch.Tensor | None"]
+FP8 = ("float8_e4m3fn",)
 
 
 def _supports_groups(problem: QuantizeProblem, target: Target) -> Refusal | str | bool:
@@ -55,20 +54,10 @@ def group_fp8(inputs: QuantizeInputs) -> Answer:
     return codes, scales
 
 
-def _supports_tokens(problem: QuantizeProblem, target: Target) -> Refusal | str | bool:
-    why = refused(problem, target, INT8_FILE, "per_token_quant_int8", INT8)
-    why = why or refused_groups(problem) or refused_rows(problem)
-    why = why or first_reason(
-        (group_of(problem) != problem.num_channels, "has a scale for each row"),
-        (problem.floor != USUAL_FLOOR, f"the largest magnitude counts at least {USUAL_FLOOR}"),
-    )  # fmt: skip
-    return why or True
-
-
 @quantiser(
     name="vllm-token-quant-int8",
     provider="vllm",
-    supports=_supports_tokens,
+    supports=int8_tokens(INT8_FILE),
     # `absmax / 127`, `x * (127 / absmax)`, libdevice's round: int8_utils.py.
     arithmetic=Arithmetic(scales="approximate", quotients="inverse", ties="away"),
 )
@@ -79,15 +68,10 @@ def token_int8(inputs: QuantizeInputs) -> Answer:
     return codes, scales
 
 
-def _supports_int8_groups(problem: QuantizeProblem, target: Target) -> Refusal | str | bool:
-    why = refused(problem, target, INT8_FILE, "per_token_group_quant_int8", INT8)
-    return why or refused_groups(problem) or refused_rows(problem) or True
-
-
 @quantiser(
     name="vllm-group-quant-int8",
     provider="vllm",
-    supports=_supports_int8_groups,
+    supports=int8_groups(INT8_FILE),
     # `_absmax / int8_max`, and `y / y_s` cast to int8, which cuts: int8_utils.py.
     arithmetic=Arithmetic(scales="approximate", quotients="approximate", ties="cut"),
 )

@@ -283,7 +283,7 @@ def floor_of_scales(inputs: QuantizeInputs) -> Answer:
 
 @seeded(BUGS, QUANTIZE, PARITY)
 def scale_of_zeros_is_one(inputs: QuantizeInputs) -> Answer:
-    """Give blocks of zeros the scale 1."""
+    """Use the scale 1 for blocks of zeros."""
     scales = computed(inputs)
     if scales is not None:
         scales = torch.where(amaxes(inputs) == 0, 1.0, scales)
@@ -292,7 +292,7 @@ def scale_of_zeros_is_one(inputs: QuantizeInputs) -> Answer:
 
 @seeded(BUGS, QUANTIZE, PARITY)
 def usual_floor(inputs: QuantizeInputs) -> Answer:
-    """Take 1e-10 for the floor, whatever is asked for."""
+    """Use 1e-10 as the floor, whatever is asked for."""
     return answer(inputs, computed(replace(inputs, to=replace(inputs.to, floor=1e-10))))
 
 
@@ -384,7 +384,7 @@ def scale_of_the_next_group(inputs: QuantizeInputs) -> Answer:
 
 @seeded(BUGS, QUANTIZE, PARITY)
 def float16_subnormals_flushed(inputs: QuantizeInputs) -> Answer:
-    """Take subnormal float16 for zero."""
+    """Treat subnormal float16 as zero."""
     x = inputs.x
     if x.dtype == torch.float16:
         x = torch.where(x.float().abs() < 2.0**-14, torch.zeros_like(x), x)
@@ -429,7 +429,7 @@ def scales_in_float64(inputs: QuantizeInputs) -> Answer:
 
 @seeded(BUGS, QUANTIZE, "quantize_not_finite")
 def nan_for_a_tile(inputs: QuantizeInputs) -> Answer:
-    """Give the four rows of a tile the scale NaN where one of them holds a NaN."""
+    """Make the scales of the four rows of a tile NaN where one of them holds a NaN."""
     scales = computed(inputs)
     if scales is None or inputs.to.block[0] != 1:
         return answer(inputs, scales)

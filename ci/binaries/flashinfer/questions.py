@@ -33,7 +33,7 @@ class Call:
     Attributes:
         batch: number of requests.
         query_len: query tokens of each request.
-        kv_len: keys of the longest request, which the host is told.
+        kv_len: keys of the longest request, an argument of the call.
         kv_heads: number of KV heads.
     """
 
