@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from contextlib import suppress
 
 import pytest
@@ -18,7 +19,7 @@ from kernelproof.ci.binaries.wheels.libraries import (
     same_name,
 )
 from kernelproof.ci.compile.bodies import bodies_of
-from kernelproof.ci.compile.fatbins import CUBIN, PTX, Code, CodeError, codes_in
+from kernelproof.ci.compile.fatbins import CUBIN, MAGIC, PTX, Code, CodeError, codes_in
 from kernelproof.ci.compile.nvcc import count_kernels
 from kernelproof.tests.ci.binaries.device_code import (
     EXIT,
@@ -30,6 +31,7 @@ from kernelproof.tests.ci.binaries.device_code import (
     STORE,
     WHOLE,
     cubin,
+    elf,
     entry,
     library,
     ptx,
@@ -163,6 +165,12 @@ GOOD = library([entry(2, "90a", cubin("90a", {NAME: WHOLE}), "zstd")])
 def test_what_is_cut_short_is_refused_in_a_sentence(size: int) -> None:
     with pytest.raises(CodeError, match=r"cut short|no ELF file"):
         [*codes_in(GOOD[:size])]
+
+
+def test_a_fat_binary_of_no_bytes_is_refused() -> None:
+    empty = struct.pack("<IHHQ", MAGIC, 1, 0, 0)
+    with pytest.raises(CodeError, match="begins no fat binary"):
+        [*codes_in(elf([(".nv_fatbin", 1, empty, 0)]))]
 
 
 @pytest.mark.parametrize("step", [7, 61])

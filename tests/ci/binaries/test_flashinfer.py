@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,19 @@ def test_a_host_that_dies_costs_the_kind_that_it_dies_of() -> None:
         *("k", {"died": signal.SIGFPE}),
         "k",
     ]
+
+
+def test_what_our_own_host_cannot_ask_is_no_death_of_a_release() -> None:
+    def never(**_: object) -> None:
+        message = "it was called"
+        raise AssertionError(message)
+
+    host = host_of(never, Recorder())
+    cells = [({"operation": "ragged_attention"}, [call()])]  # fields of a call are missing
+    with pytest.raises(RuntimeError, match=r"asking about .* failed"):
+        list(answers_in_forks(host, cells))
+    late = Selection(DECODE, 100, (), signal.SIGALRM)
+    assert (late.outcome, replace(late, signal=signal.SIGFPE).outcome) == ("not asked", "host dies")
 
 
 def test_an_error_is_told_without_places() -> None:

@@ -103,6 +103,7 @@ def test_what_each_chip_gets_of_a_wheel(kept: Path, capsys: pytest.CaptureFixtur
         (["none.whl"], "none.whl: there is no such wheel or folder; of a package write"),
         (["text.txt"], "text.txt: is no wheel, no folder, and no package such as"),
         (["bad.whl"], "bad.whl: is no wheel that can be read"),
+        (["hurt.whl"], "hurt.whl: is no wheel that can be read"),
         (["sglang-kernel==x"], "sglang-kernel==x: is no package and version"),
         (["a==1", "--cpu", "sparc"], "--cpu: cpu is 'sparc'; it must be x86_64 or aarch64"),
         (["host.whl"], "host.whl: holds no library with CUDA code"),
@@ -117,6 +118,11 @@ def test_what_cannot_be_read_is_named_in_a_sentence(
     del kept
     Path("text.txt").write_text("", encoding="utf-8")
     Path("bad.whl").write_bytes(b"no zip file")
+    with zipfile.ZipFile("hurt.whl", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.so", NEW)
+    hurt = bytearray(Path("hurt.whl").read_bytes())
+    hurt[60:90] = bytes(30)  # of the packed library
+    Path("hurt.whl").write_bytes(hurt)
     Path("x_aarch64.whl").write_bytes(b"")
     for name, data in {"host.whl": elf([(".text", 1, b"", 0)]), "cut.whl": NEW[:-100]}.items():
         with zipfile.ZipFile(name, "w") as archive:
