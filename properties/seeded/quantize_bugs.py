@@ -291,6 +291,19 @@ def scale_of_zeros_is_one(inputs: QuantizeInputs) -> Answer:
 
 
 @seeded(BUGS, QUANTIZE, PARITY)
+def cut_group_of_a_row_wraps(inputs: QuantizeInputs) -> Answer:
+    """Read a row's last group, which is cut, on into the next row."""
+    scales, (rows, columns) = computed(inputs), inputs.to.block
+    tokens, channels = inputs.x.shape
+    rest = channels % columns if columns else 0
+    if scales is not None and rows == 1 and rest and tokens > 1:
+        beyond = inputs.x[1:, : columns - rest].float().abs().amax(1) / inputs.to.largest
+        last = scales[:-1, -1]
+        last.copy_(torch.maximum(last, beyond))
+    return answer(inputs, scales)
+
+
+@seeded(BUGS, QUANTIZE, PARITY)
 def usual_floor(inputs: QuantizeInputs) -> Answer:
     """Use 1e-10 as the floor, whatever is asked for."""
     return answer(inputs, computed(replace(inputs, to=replace(inputs.to, floor=1e-10))))

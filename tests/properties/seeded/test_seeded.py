@@ -56,6 +56,7 @@ UNSEEN = frozenset({
     "path-of-deepseek-loses-a-lane", "counts-in-whole-warps", "static-scale-does-not-saturate",
     "ue8m0-of-tokens-packed-wrong", "block-scales-transposed", "last-state-late",
     "reciprocal-for-division", "overflow-to-nan", "overflow-at-the-largest", "rows-of-a-cut-tile",
+    "cut-group-of-a-row-wraps", "reciprocal-in-place", "always-saturating",
     "slopes-beside-interleaved-scales",
 })  # fmt: skip
 """Bugs that no law of the profile quick kills; the profile gate is held to every one."""
