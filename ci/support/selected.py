@@ -260,7 +260,7 @@ def _features(asked: Mapping[str, Any]) -> list[Feature]:
     except ValueError as error:
         raise UsageRefusedError(str(error)) from error
     if not can_be_asked(feature):
-        message = f"--binaries cannot ask for {feature}: it asks trtllm-gen attention alone"
+        message = f"--binaries cannot ask for {feature}: it asks trtllm-gen attention only"
         raise UsageRefusedError(message)
     return [feature]
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable
 import torch
 
 from ...reference import QuantizeProblem
+from ...reference.formats.quantizers import LEAST_NORMAL
 from ..targets.refusal import Refusal, first_reason
 from ..targets.target import Target
 from .claims import wrong_here
@@ -19,8 +20,6 @@ Answer = tuple[torch.Tensor, "torch.Tensor | None"]
 """Codes, and scales where none was given."""
 Supports = Callable[[QuantizeProblem, Target], "Refusal | str | bool"]
 USUAL_FLOOR = 1e-10
-LEAST_NORMAL = 2.0**-126
-"""Given scales below it have no reciprocal in float32."""
 
 
 def key_of(problem: QuantizeProblem) -> Hashable:
@@ -77,7 +76,7 @@ def refused_given(problem: QuantizeProblem) -> str | None:
     """Return why a scale is none of a whole tensor; None if it is."""
     if problem.scale is None:
         return "takes the scale of a whole tensor"
-    small = problem.scale < LEAST_NORMAL
+    small = problem.scale < LEAST_NORMAL  # it has no reciprocal in float32
     return "a GPU flushes a scale that is no normal float32" if small else None
 
 

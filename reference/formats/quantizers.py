@@ -73,7 +73,7 @@ class QuantizedFormat:
         scale_format: one of ``SCALE_FORMATS``.
         floor: what an amax counts at least, as a float32, so that no scale is 0.
         saturate: whether what exceeds the largest number becomes it; if not, it becomes infinity,
-            or NaN in e4m3, which has none. A given scale alone lets numbers exceed it.
+            or NaN in e4m3, which has none. Only a given scale lets numbers exceed it.
 
     Raises:
         ValueError: a value that is none of these; the field is named.

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..formats.quantizers import LARGEST_NUMBER, LEAST_NORMAL, SCALE_FORMATS
 from .base import DTYPES, BaseProblem, check_at_least, check_one_of, refuse
 from .field_types import check_types
 
 CODES = ("float8_e4m3fn", "float8_e5m2", "int8")
-SCALE_FORMATS = ("float32", "ue8m0")
-LEAST_NUMBERS = {"scale": 2.0**-149, "floor": 2.0**-126}
+LEAST_NUMBERS = {"scale": 2.0**-149, "floor": LEAST_NORMAL}
 """Least values: a positive float32, and a normal one, a share of which is no 0."""
-LARGEST_NUMBER = 2.0**128 - 2.0**104
-"""Largest finite number of float32."""
 SCALE_LAYOUTS = ("rows", "columns", "padded_columns")
 """Orders of computed scales: row after row; column after column; the same with columns padded to 4
 rows, as TMA loads them."""

@@ -8,8 +8,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ....reference import QuantizeProblem
+from ....reference.formats.quantizers import SCALE_FORMATS
 from ....reference.problems import DTYPES, QUANTIZE_REGIMES
-from ....reference.problems.quantize import SCALE_FORMATS, SCALE_LAYOUTS
+from ....reference.problems.quantize import SCALE_LAYOUTS
 from ..axis_values import Axes
 from ..strategy_helpers import LARGEST_SEED, sampled
 
