@@ -114,8 +114,8 @@ def run(*words: str) -> tuple[int, str]:
 def test_only_what_the_api_can_be_asked_is_asked() -> None:
     for words, said in (
         (["--sm", "90"], "--sm: --binaries asks about SM100, SM103, not SM90"),
-        (["--soft-cap"], "it asks trtllm-gen attention alone"),
-        (["--backend", "fa2"], "it asks trtllm-gen attention alone"),
+        (["--soft-cap"], "it asks trtllm-gen attention only"),
+        (["--backend", "fa2"], "it asks trtllm-gen attention only"),
     ):
         code, printed = run("--binaries", "0.6.13", *words)
         assert (code, said in printed) == (2, True), printed
