@@ -20,9 +20,9 @@ from .attention_axes import PHASES, head_fields
 from .axis_values import FIELDS, NO_FIELDS, Axes
 from .given_lengths import LENGTHS, with_lengths, without_lengths
 from .moe_axes import ROUTE_RULES
-from .operations import OPERATIONS
 from .real_values import rows_of
-from .wide_starts import wide_start
+from .surveying.examples import EXAMPLES
+from .surveying.wide_starts import wide_start
 
 __all__ = [
     "FIELDS",
@@ -70,12 +70,12 @@ dims, draft trees from a number of query rows on."""
 
 def all_axes(operation: str) -> dict[str, tuple[Any, ...]]:
     """Return every value of every axis of an operation's problems."""
-    return dict(OPERATIONS[operation].axes)
+    return dict(EXAMPLES[operation].axes)
 
 
 def example(operation: str, chosen: Mapping[str, Any]) -> Problem:
     """Return the simplest problem with these values."""
-    made = OPERATIONS[operation].example(without_lengths(chosen))
+    made = EXAMPLES[operation].simplest(without_lengths(chosen))
     lengths = {name: chosen[name] for name in LENGTHS if name in chosen}
     return with_lengths(made, lengths, all_new=chosen.get("phase") == "prefill")
 

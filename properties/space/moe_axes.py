@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...reference import METHODS, MoEProblem, RouteProblem
+from ...reference import METHODS, BatchedMoEProblem, MoEProblem, RouteProblem
 from ...reference.moe.activations import ACTIVATIONS
 from ...reference.moe.routing_methods import GROUP_SCORES, RENORMALISE_FLOOR
 from ...reference.moe.routing_rules import JITTER, JOINT
@@ -273,5 +273,42 @@ def moe_example(chosen: Mapping[str, Any]) -> MoEProblem:
     return MoEProblem(
         local_experts=half if sharded else 0,
         expert_offset=half if sharded else 0,
+        **fields,
+    )
+
+
+BATCHED_AXES: dict[str, tuple[Any, ...]] = {
+    "most_rows": (1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 256),
+    "sizes": SIZES,
+    "activation": tuple(ACTIVATIONS),
+    "dtype": DTYPES,
+    "biases": (False, True),
+    "interleaved": (False, True),
+    "swiglu_parameters": SWIGLU_PARAMETERS,
+    "quantisation": QUANTISATION,
+    "regime": ("iid", "outlier_channels", "saturated", "exact_grid"),
+}
+
+
+def batched_example(chosen: Mapping[str, Any]) -> BatchedMoEProblem:
+    """Return the simplest problem with these values."""
+    fields = dict(chosen)
+    hidden, inter = fields.pop("sizes")
+    quantized, quantized_hidden = fields.pop("quantisation")
+    multiple = MULTIPLES.get(quantized, 1)
+    if hidden % multiple or inter % multiple:
+        hidden, inter = 64, 64
+    activation = ACTIVATIONS[fields["activation"]]
+    if (fields["interleaved"] and not activation.gated) or (
+        fields["swiglu_parameters"] and activation.alpha is None
+    ):
+        fields["activation"] = "swiglu"
+    most = fields["most_rows"]
+    return BatchedMoEProblem(
+        counts=(most, most // 2),
+        hidden=hidden,
+        inter=inter,
+        quantized=quantized,
+        quantized_hidden=quantized_hidden,
         **fields,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,21 +13,17 @@ from ...impl.features import LATER_ACTIVATIONS
 from ...reference import METHODS, BatchedMoEProblem, MoEProblem, RouteProblem
 from ...reference.moe.activations import ACTIVATIONS
 from ...reference.moe.weights import IN_BLOCKS, OF_128, SCALE_BLOCK
-from ...reference.problems.base import DTYPES
 from ...reference.problems.moe import (
     MULTIPLES,
     PADDED_FORMATS,
-    SWIGLU_PARAMETERS,
     WITHOUT_SHARED,
     takes,
 )
 from .axis_values import Axes
 from .floors import BEYOND_TILES, SELDOM, TILE_ROWS, WEIGHTS, beyond_the_work, few_sizes
 from .moe_axes import (
-    QUANTISATION,
     ROUTE_AXES,
     ROUTE_RULES,
-    SIZES,
     can_pad,
     filled,
     fitting_rules,
@@ -379,43 +375,8 @@ def route_problems(draw: st.DrawFn, axes: Axes) -> RouteProblem:
     )
 
 
-BATCHED_AXES: dict[str, tuple[Any, ...]] = {
-    "most_rows": (1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 256),
-    "sizes": SIZES,
-    "activation": tuple(ACTIVATIONS),
-    "dtype": DTYPES,
-    "biases": (False, True),
-    "interleaved": (False, True),
-    "swiglu_parameters": SWIGLU_PARAMETERS,
-    "quantisation": QUANTISATION,
-    "regime": ("iid", "outlier_channels", "saturated", "exact_grid"),
-}
 EXPERTS = (3, 2, 4, 1, 5, 8, 16, 32, 64)
 """Experts of a rank; several come before one, as only several have different counts."""
-
-
-def batched_example(chosen: Mapping[str, Any]) -> BatchedMoEProblem:
-    """Return the simplest problem with these values."""
-    fields = dict(chosen)
-    hidden, inter = fields.pop("sizes")
-    quantized, quantized_hidden = fields.pop("quantisation")
-    multiple = MULTIPLES.get(quantized, 1)
-    if hidden % multiple or inter % multiple:
-        hidden, inter = 64, 64
-    activation = ACTIVATIONS[fields["activation"]]
-    if (fields["interleaved"] and not activation.gated) or (
-        fields["swiglu_parameters"] and activation.alpha is None
-    ):
-        fields["activation"] = "swiglu"
-    most = fields["most_rows"]
-    return BatchedMoEProblem(
-        counts=(most, most // 2),
-        hidden=hidden,
-        inter=inter,
-        quantized=quantized,
-        quantized_hidden=quantized_hidden,
-        **fields,
-    )
 
 
 @st.composite

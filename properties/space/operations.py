@@ -13,17 +13,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ...reference import MergeProblem, MetadataProblem, Problem, StepsProblem
+from ...reference import Problem
 from ...reference.operations import Table
 from . import real_layers as layers
 from . import sizes
-from .attention_axes import (
-    APPEND_AXES,
-    ATTENTION_AXES,
-    MERGE_AXES,
-    RAGGED_AXES,
-    attention_example,
-)
 from .attention_strategies import (
     attention_problems,
     exact_where_allowed,
@@ -34,20 +27,13 @@ from .attention_strategies import (
 from .axis_values import Axes
 from .floors import edges_of_experts, edges_owed_by_experts, floor_problems, long_problems
 from .longest import full_batches, longest, of_hidden_tiles, of_one_sign
-from .metadata.preparation import BATCH_AXES, batch_example, batch_problems
-from .metadata.steps import STEPS_AXES, steps_problems
+from .metadata.preparation import batch_problems
+from .metadata.steps import steps_problems
 from .metadata.strategies import (
-    CONTEXT_PARALLEL_AXES,
-    SLOTS_AXES,
-    context_parallel_example,
     context_parallel_problems,
-    slots_example,
     slots_problems,
 )
-from .moe_axes import MOE_AXES, ROUTE_AXES, moe_example, route_example
 from .moe_strategies import (
-    BATCHED_AXES,
-    batched_example,
     batched_problems,
     full_experts,
     lengths_of_batched,
@@ -57,7 +43,7 @@ from .moe_strategies import (
     size_of_batched,
 )
 from .pairs import Taken, kinds_of_features, pairs_of_features
-from .quantising.strategies import QUANTIZE_AXES, quantize_example, quantize_problems
+from .quantising.strategies import quantize_problems
 from .real_drawing import many_values, row_values, wide_problems
 from .simplifying import (
     Cheap,
@@ -140,8 +126,6 @@ class Space:
     """What drawing, simplifying and measuring need to know of an operation's problems.
 
     Attributes:
-        axes: values by axis, simplest first; empty where problems are drawn whole.
-        example: the simplest problem with one value of each axis.
         strategy: Hypothesis's, for what may be drawn.
         size: the size of a problem, in words.
         simplify: a simpler problem that still fails, see ``simplify.simplify``.
@@ -168,8 +152,6 @@ class Space:
         real: what models have: the floors of a run ask for some; None where nothing is known.
     """
 
-    axes: Mapping[str, tuple[Any, ...]]
-    example: Callable[[Mapping[str, Any]], Problem]
     strategy: Callable[[Axes], st.SearchStrategy[Any]]
     size: Callable[[Any], str]
     simplify: Callable[[Any, Axes, Fails, Cheap], Problem] = _as_it_is
@@ -192,12 +174,10 @@ class Space:
     real: Real | None = None
 
 
-def _attention(operation: str, axes: Mapping[str, tuple[Any, ...]], **differing: Any) -> Space:  # noqa: ANN401
+def _attention(**differing: Any) -> Space:  # noqa: ANN401
     """Return the entry of an operation of attention over pages, with what differs."""
     return replace(
         Space(
-            axes,
-            partial(attention_example, operation),
             attention_problems,
             sizes.of_pages,
             simpler_paged_batch,
@@ -223,58 +203,58 @@ def _attention(operation: str, axes: Mapping[str, tuple[Any, ...]], **differing:
 
 
 OPERATIONS = Table("kernelproof.properties.space.operations.OPERATIONS", {
-    "paged_attention": _attention("paged_attention", ATTENTION_AXES),
+    "paged_attention": _attention(),
     "ragged_attention": _attention(
-        "ragged_attention", RAGGED_AXES, size=sizes.of_batch, simplify=simpler_batch,
+        size=sizes.of_batch, simplify=simpler_batch,
         on_fewer_pages=_no_others, is_small=sizes.is_one_request,
         lengths=sizes.lengths_of_ragged,
     ),
     "merge_state": Space(
-        MERGE_AXES, lambda chosen: MergeProblem(**chosen), merge_problems, sizes.of_states,
+        merge_problems, sizes.of_states,
         simpler_merge, timed=sizes.some_tokens, larger=sizes.more_tokens,
     ),
     "append_paged_kv": _attention(
-        "append_paged_kv", APPEND_AXES, larger=sizes.more_requests, fixed=("k_scale", "v_scale"),
+        larger=sizes.more_requests, fixed=("k_scale", "v_scale"),
     ),
     "build_metadata": Space(
-        {}, lambda _: MetadataProblem(), metadata_problems, sizes.of_steps,
+        metadata_problems, sizes.of_steps,
         lengths=sizes.lengths_of_steps,
     ),
     "slice_context_parallel": Space(
-        CONTEXT_PARALLEL_AXES, context_parallel_example, context_parallel_problems,
+        context_parallel_problems,
         lambda problem: sizes.of_batch(problem.whole),
         lengths=lambda problem: sizes.lengths_of_batch(problem.whole),
         edges=lambda problem, *blocks: sizes.edges_of_batch(problem.whole, *blocks),
     ),
     "map_slots": Space(
-        SLOTS_AXES, slots_example, slots_problems, sizes.of_steps,
+        slots_problems, sizes.of_steps,
         lengths=sizes.lengths_of_steps,
     ),
     "prepare_batch": Space(
-        BATCH_AXES, batch_example, batch_problems, sizes.of_steps,
+        batch_problems, sizes.of_steps,
         lengths=sizes.lengths_of_steps,
     ),
     "prepare_steps": Space(
-        STEPS_AXES, lambda chosen: StepsProblem(**chosen), steps_problems, sizes.of_batches,
+        steps_problems, sizes.of_batches,
         lengths=sizes.lengths_of_batches,
     ),
     "route": Space(
-        ROUTE_AXES, route_example, partial(layers.of_models, strategy=route_problems),
+        partial(layers.of_models, strategy=route_problems),
         sizes.of_experts, simpler_values, timed=sizes.some_tokens, larger=sizes.more_tokens,
         real=Real(layers.many_values, layers.row_values),
     ),
     "moe": Space(
-        MOE_AXES, moe_example, partial(layers.of_models, strategy=moe_problems),
+        partial(layers.of_models, strategy=moe_problems),
         sizes.of_experts, simpler_values, timed=sizes.some_tokens, larger=sizes.more_tokens,
         edges=edges_of_experts, owed=edges_owed_by_experts, longest=long_problems,
         wide=floor_problems, real=Real(layers.many_values, layers.row_values),
     ),
     "batched_moe": Space(
-        BATCHED_AXES, batched_example, batched_problems, size_of_batched,
+        batched_problems, size_of_batched,
         simpler_batched, timed=full_experts, larger=more_rows, lengths=lengths_of_batched,
     ),
     "quantize": Space(
-        QUANTIZE_AXES, quantize_example, quantize_problems, sizes.of_matrix,
+        quantize_problems, sizes.of_matrix,
         simpler_values, timed=sizes.some_tokens, larger=sizes.more_tokens,
         lengths=sizes.lengths_of_matrix,
     ),

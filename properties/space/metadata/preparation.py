@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from hypothesis import strategies as st
 
 from ....reference import BatchProblem
 from ....reference.attention.drafts import LONGEST_MODEL
-from ....reference.attention.preparation import OUTPUTS, RESTS
+from ....reference.attention.preparation import OUTPUTS
 from ....reference.attention.splits import USUAL_SPLITS
 from ....reference.problems.preparation import BRANCHED, KEYS_OF_WORK
 from ..attention_strategies import lengths
 from ..axis_values import Axes
 from ..strategy_helpers import LARGEST_SEED, sampled
+from .axes import SHIFTED, is_verified
 from .strategies import NEW_TOKENS
 
-BATCH_AXES: dict[str, tuple[Any, ...]] = {
-    "outputs": tuple(
-        (output, rest)
-        for output in OUTPUTS
-        for rest in RESTS
-        if OUTPUTS[output].is_table or rest != "zero_tails"
-    ),
-    "page_size": (1, 2, 4, 16, 64, 3),
-    "window_left": (-1, 0, 5, 128),
-    "spare_entries": (0, 1, 7, 1100),
-}
-"""Values by axis. Spare entries beyond 1024 are more than one block of the engines' kernels."""
 MOST_KEYS = 4200
 """Most keys of a request: more than the 4096 that the widest block of the kernels covers."""
 MOST_REQUESTS, MOST_SPARE_ROWS = 6, 7
@@ -45,25 +32,6 @@ SPLITS = (tuple(USUAL_SPLITS), (8, 8, 16, 132), (64, 2, 8, 108), (40, 8, 1, 148)
 """Heads, key-value heads, most parts and cores: groups of one head, of few, and of more than 16."""
 BRANCHES = ((1, 0, 0), (2, 0, 0), (4, 0, 0), (1, 64, 0), (3, 1, 0), (2, 128, 4), (8, 600, 2))
 """Branches that are drafted of a request, last keys that each of them sees, and first ones."""
-SHIFTED = ("hidden_state_mapping",)
-"""Outputs that no drafter without hidden states has."""
-
-
-def batch_example(chosen: Mapping[str, Any]) -> BatchProblem:
-    """Return the simplest problem with these values."""
-    values = {name: value for name, value in chosen.items() if name != "outputs"}
-    output, rest = chosen["outputs"]
-    world = 2 if output == "local_seq_lens" else 1
-    steps = (((1, 2), (3, 5)),)
-    if _is_verified(output):
-        steps = (((2, 2), (3, 5)),)
-        values |= {"rejected": ((0, 1),), "drafts": 1, "is_shifted": output in SHIFTED}
-    return BatchProblem(output, steps, rest=rest, world=world, **values)
-
-
-def _is_verified(output: str) -> bool:
-    """Whether batches of drafts are drawn for an output."""
-    return OUTPUTS[output].is_drafted or output == "slot_mapping"
 
 
 @st.composite
@@ -132,7 +100,7 @@ def batch_problems(draw: st.DrawFn, axes: Axes) -> BatchProblem:
         # Of what has an entry for each new token every other one is a whole prefill, of blocks.
         is_prefill = OUTPUTS[output].size == "tokens" and longest % 2
         steps = [[(longest if is_prefill else 1, longest)]]
-    if _is_verified(output):  # drawn anew below
+    if is_verified(output):  # drawn anew below
         steps = [[(1, 1)]]
     problem = BatchProblem(
         output=output,
@@ -149,4 +117,4 @@ def batch_problems(draw: st.DrawFn, axes: Axes) -> BatchProblem:
         spare_entries=min(spare, MOST_SPARE_ROWS) if OUTPUTS[output].is_table else spare,
         seed=draw(st.integers(0, LARGEST_SEED)),
     )
-    return draw(draft_problems(problem, cap)) if _is_verified(output) else problem
+    return draw(draft_problems(problem, cap)) if is_verified(output) else problem

@@ -8,20 +8,13 @@ Every list of events is a problem, so that shrinking takes out any of them.
 
 from __future__ import annotations
 
-from typing import Any
-
 from hypothesis import strategies as st
 
 from ....reference import StepsProblem
-from ....reference.problems.steps import ENGINES
 from ..attention_strategies import lengths
 from ..axis_values import Axes
 from ..strategy_helpers import LARGEST_SEED, sampled
 
-STEPS_AXES: dict[str, tuple[Any, ...]] = {
-    "engine": tuple(ENGINES),
-    "page_size": (1, 2, 4, 16, 64, 3),
-}
 MOST_KEYS = 600
 """Most tokens of a prompt: more than the 512 keys that the kernels of pools take at once."""
 FEW_EVENTS, MOST_EVENTS, WORK_OF_AN_EVENT = 24, 60, 40

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from hypothesis import strategies as st
 
 from ....reference import ContextParallelProblem, SlotsProblem
@@ -12,25 +9,12 @@ from ..attention_strategies import MOST_KEYS, lengths
 from ..axis_values import Axes
 from ..strategy_helpers import LARGEST_SEED, sampled
 
-CONTEXT_PARALLEL_AXES: dict[str, tuple[Any, ...]] = {
-    "page_size": (1, 2, 3, 4, 8, 16, 64),
-    "world": (2, 1, 3, 4, 8),
-    "interleave": (1, 2, 3, 4, 16),
-    "page_order": (0, 1),
-}
 WORK_OF_A_DECODED_KEY = ContextParallelProblem((1,), (2,)).work - ContextParallelProblem().work
 """Work that a decode has more for one key more."""
 REQUESTS = (1, 2, 3, 4, 6, 0)
 """Requests a batch. The empty batch comes last: a counterexample with one says more."""
 QUERIES = (1, 1, 0, 2, 9, MOST_KEYS)
 """Query tokens of a request, where it has as many keys: decodes first, whole prefills last."""
-
-
-def context_parallel_example(chosen: Mapping[str, Any]) -> ContextParallelProblem:
-    """Return the simplest problem with these values; an interleave needs a page it divides."""
-    page_size, interleave = chosen["page_size"], chosen["interleave"]
-    fits = page_size if page_size % interleave == 0 else interleave
-    return ContextParallelProblem((1, 2), (3, 5), **{**chosen, "page_size": fits})
 
 
 @st.composite
@@ -61,27 +45,11 @@ def context_parallel_problems(draw: st.DrawFn, axes: Axes) -> ContextParallelPro
     )
 
 
-SLOTS_AXES: dict[str, tuple[Any, ...]] = {
-    "page_size": (1, 2, 3, 4, 16, 64),
-    "world": (1, 2, 3, 4, 8),
-    "interleave": (1, 2, 4, 16),
-    "spare_slots": (0, 1, 7, 1100),
-    "first_page": (0, 2**27, 2**30),
-}
-"""Values by axis. Spare slots beyond 1024 are more than one block of the engines' kernels; page
-2**27 of 16 tokens has slots that do not fit into int32."""
 MOST_SLOTS_KEYS = 1300
 """Most keys of a request: a prefill of that many has more tokens than a block of the kernels."""
 NEW_TOKENS = (1, 1, 2, 9, MOST_SLOTS_KEYS)
 """Query tokens of a request, where it has as many keys: decodes first, whole prefills last."""
 MOST_REQUESTS = 6
-
-
-def slots_example(chosen: Mapping[str, Any]) -> SlotsProblem:
-    """Return the simplest problem with these values; an interleave needs a page it divides."""
-    page_size, interleave = chosen["page_size"], chosen["interleave"]
-    fits = page_size if page_size % interleave == 0 else interleave
-    return SlotsProblem((((1, 2), (3, 5)),), **{**chosen, "page_size": fits})
 
 
 @st.composite

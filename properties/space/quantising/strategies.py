@@ -2,65 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from hypothesis import strategies as st
 
 from ....reference import QuantizeProblem
-from ....reference.formats.quantizers import SCALE_FORMATS
-from ....reference.problems import DTYPES, QUANTIZE_REGIMES
-from ....reference.problems.quantize import SCALE_LAYOUTS
 from ..axis_values import Axes
 from ..strategy_helpers import LARGEST_SEED, sampled
+from .axes import QUANTIZE_AXES
 
-GIVEN = (1.0, 2.0**-7, 0.0372, 3.3e-5, 17.0, 2.0**-126, 2.0**-140, 1e30)
-"""Given scales: powers of two, others, the least normal number, a subnormal one, a large one."""
-BLOCKS = (
-    (1, 0), (0, 0), (1, 128), (1, 64), (1, 32), (1, 16), (1, 256), (1, 48), (1, 100), (1, 3),
-    (128, 128), (3, 40), (0, 16),
-)  # fmt: skip
-"""Blocks: a token, the tensor, groups, also of no power of two, squares, and columns."""
-KINDS = (
-    ("float8_e4m3fn", True), ("float8_e5m2", True), ("int8", True),
-    ("float8_e4m3fn", False), ("float8_e5m2", False),
-)  # fmt: skip
-"""Codes, and whether they saturate."""
-QUANTIZE_AXES: dict[str, tuple[Any, ...]] = {
-    "blocks": (*((*each, None) for each in BLOCKS), *((0, 0, scale) for scale in GIVEN)),
-    "kinds": KINDS,
-    "dtype": ("bfloat16", *(each for each in DTYPES if each != "bfloat16")),
-    "scale_format": SCALE_FORMATS,
-    "scale_layout": SCALE_LAYOUTS,
-    "floor": (1e-10, 1e-12, 1e-4, 1e-30),
-    "spare_channels": (0, 16, 5),
-    "regime": QUANTIZE_REGIMES,
-}
-"""Values by axis, simplest first."""
 WIDTHS = (16, 32, 64, 128, 256, 48, 192, 512, 1024, 7168)
 """Channels of rows whose block is as wide as they are."""
 MOST_TOKENS = 140
 MOST_GROUPS = 9
 """Most blocks across a row."""
-
-
-def quantize_example(chosen: Mapping[str, Any]) -> QuantizeProblem:
-    """Return the simplest problem with one value of each axis: two rows of two blocks."""
-    values = {name: value for name, value in chosen.items() if name not in ("blocks", "kinds")}
-    rows, columns, scale = chosen["blocks"]
-    codes, saturate = chosen["kinds"]
-    if scale is not None:  # what is computed only
-        values["scale_format"] = "float32"
-    return QuantizeProblem(
-        2,
-        2 * columns or 16,
-        codes=codes,
-        block_rows=rows,
-        block_channels=columns,
-        scale=scale,
-        saturate=saturate,
-        **values,
-    )
 
 
 @st.composite

@@ -11,9 +11,9 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ...impl.targets.refusal import Refusal
-from ...reference import Problem
-from .moe_axes import LARGE_SIZES, SMALL_SIZES
+from ....impl.targets.refusal import Refusal
+from ....reference import Problem
+from ..moe_axes import LARGE_SIZES, SMALL_SIZES
 
 MOST_ASKED = 75_000
 """Most problems that are asked about: attention's take half a millisecond each."""

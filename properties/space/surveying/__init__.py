@@ -1,0 +1,1 @@
+"""What an implementation can be asked about without Hypothesis: its worker asks it."""
