@@ -33,7 +33,8 @@ def quantize(inputs: QuantizeInputs) -> tuple[torch.Tensor, torch.Tensor | None]
         room = (0, across * columns - channels, 0, down * rows - tokens)
         wide = torch.nn.functional.pad(x.float().abs(), room)
         amax = wide.unflatten(1, (across, columns)).unflatten(0, (down, rows)).amax((1, 3))
-        scales = amax.clamp(min=to.floor) / to.largest
+        # By a tensor: on a GPU torch multiplies by the reciprocal of a number.
+        scales = amax.clamp(min=to.floor) / amax.new_full((), to.largest)
         if to.scale_format == "ue8m0":
             scales = (
                 (scales.view(torch.int32) + MANTISSA).bitwise_and_(EXPONENT).view(torch.float32)

@@ -14,10 +14,10 @@ from ...reference import (
     BatchedMoEProblem,
     MergeProblem,
     MoEProblem,
+    Problem,
     RouteProblem,
 )
 from ...reference.attention.bounds import Bounded
-from ...reference.operations import bounded_answer
 from ...reference.problems import LSE_LAYOUTS
 from ...reference.tensors.values import choose
 from ..verdicts.algebra import algebra
@@ -32,6 +32,7 @@ from ..verdicts.comparison import (
 )
 from ..verdicts.contained import Stop
 from ..verdicts.hints import with_hint
+from ..verdicts.on_host import answered
 from ..verdicts.operations import OPERATIONS
 from ..verdicts.rounding import with_rounding
 from ..verdicts.snapshot import Snapshot
@@ -45,9 +46,10 @@ OTHER_FILL = -416.0
 """Second fill of output buffers: a kernel may clear NaN first; float8_e4m3fn can hold it, too."""
 
 
-def expectation_of(subject: Subject, inputs: Any) -> Bounded:  # noqa: ANN401  any record with out
-    """Ask the oracle, with the subject's own arithmetic."""
-    return bounded_answer(inputs, subject.arithmetic_of(inputs))
+def expectation_of(subject: Subject, problem: Problem, inputs: Any) -> Bounded:  # noqa: ANN401
+    """Ask the oracle about inputs of a problem, with the subject's own arithmetic."""
+    arithmetic = subject.arithmetic_of(inputs)
+    return answered(problem, inputs, arithmetic, subject.target.device)
 
 
 def run(subject: Subject, problem: Running, **options: Any) -> tuple[Result, Bounded]:  # noqa: ANN401
@@ -58,7 +60,7 @@ def run(subject: Subject, problem: Running, **options: Any) -> tuple[Result, Bou
 def run_on(subject: Subject, problem: Running, inputs: Any) -> tuple[Result, Bounded]:  # noqa: ANN401
     """Run the subject on these inputs, which the problem describes, and ask the oracle."""
     # The oracle looks first: a subject that changes its inputs must not change the answer too.
-    expectation = expectation_of(subject, inputs)
+    expectation = expectation_of(subject, problem, inputs)
     result = kept(subject.run_operation(problem, inputs))
     # Two answers of the same wrong shape agree with each other, and with no bound.
     names = OPERATIONS[problem.operation].names

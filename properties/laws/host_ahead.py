@@ -91,7 +91,7 @@ def _outcome(
 def _step(subject: Subject, name: str, batch: Batch, step: int) -> _Step:
     inputs = tensors(subject, batch, step)
     hosted, given = on_host(inputs)
-    expectation = expectation_of(subject, inputs)
+    expectation = expectation_of(subject, batch.problem, inputs)
     return _Step(name, batch, hosted, given, blind(inputs, batch.problem), expectation)
 
 

@@ -248,7 +248,7 @@ class _Engine:
 
     def _attend(self, function: Callable[[Any], Any], batch: Batch, inputs: Any) -> Verdict:  # noqa: ANN401
         subject = self._subject
-        expectation = expectation_of(subject, inputs)
+        expectation = expectation_of(subject, batch.problem, inputs)
         result = subject.run_operation(
             batch.problem, blind(inputs, batch.problem), function=function
         )

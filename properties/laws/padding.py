@@ -314,7 +314,7 @@ def exact_lengths(subject: Subject, problem: AttentionProblem) -> Verdict:
     if "host_bounds" in subject.implementation.features:
         inputs = replace(inputs, kv_len_bound=inputs.max_kv_len)
     exact = described(inputs, problem)
-    expectation = expectation_of(subject, exact)
+    expectation = expectation_of(subject, problem, exact)
     subject.run_operation(bound, inputs)
     for name, tensor in exact.metadata.tensors().items():
         getattr(inputs.metadata, name).copy_(tensor)

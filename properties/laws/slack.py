@@ -75,7 +75,7 @@ def _more_states(subject: Subject, problem: MergeProblem) -> Verdict:
     """Check a merge of more tokens than the batch has, those behind it of garbage."""
     problem = replace(problem, strides="", context="all", lse_layout="")
     inputs = subject.materialise(problem)
-    expectation = expectation_of(subject, inputs)
+    expectation = expectation_of(subject, problem, inputs)
     more = 1 + choose(problem.seed, "slack", 2, SLACK_ROWS)
     states, tokens, *row = inputs.outs.shape
     outs = inputs.outs.new_full((states, more, *row), torch.nan)
@@ -101,7 +101,7 @@ def _more_rows(subject: Subject, problem: AttentionProblem) -> Verdict:
     Its out has as many rows as its q.
     """
     inputs: AttentionInputs = subject.materialise(problem)
-    expectation = expectation_of(subject, inputs)
+    expectation = expectation_of(subject, problem, inputs)
     more = 1 + choose(problem.seed, "slack", 2, SLACK_ROWS)
     fields: dict[str, torch.Tensor] = {"q": _with_rows(inputs.q, more)}
     if isinstance(inputs, PagedAttentionInputs):

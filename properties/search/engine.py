@@ -14,6 +14,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from threading import BoundedSemaphore
 from types import MappingProxyType
 
 from ...impl import Target
@@ -60,6 +61,9 @@ from .scheduler import Lease, Question, Scheduler
 
 REPLAY_RANK = 0
 """Rank of stored cases and of the deck, before all laws; the laws have 1, 2, 3, ..."""
+SURVEYS_A_WORKER = 3
+"""Surveys for each worker that wait in line for one beside the laws of what is known: builds wait
+for the last survey, and nobody for the first law."""
 LEAST_DEALT = 10
 """Entries of the deck that are worth a worker of their own, and fewest that are asked of one."""
 DECK_SHARE = 0.1
@@ -240,6 +244,7 @@ class Run:
             named=lambda report: names.tell(report.name, report.reference),
             # Asked for each time: whoever shows the run sets its progress later.
             built=lambda *counted: self.progress.building(*counted),  # noqa: PLW0108
+            surveys=BoundedSemaphore(SURVEYS_A_WORKER * self._jobs),
         )
         # Each worker costs seconds to start: none more than there are laws to run.
         size = min(self._jobs, count * len(plan.laws) or self._jobs)

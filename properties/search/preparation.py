@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from ...impl import Target, registry
-from ...impl.targets.refusal import Refusal, most_telling
+from ...impl.targets.exceptions import message_of
+from ...impl.targets.refusal import Refusal
 from ...impl.targets.registrations import Registration
 from ...reference import AttentionProblem, Problem
 from ..findings.claimed_space import surveyed
@@ -19,7 +21,7 @@ from ..isolation.sanitizer import LESS_WORK
 from ..isolation.workers import Deadlines, Outcome, Worker
 from ..space.axes import Axes, all_axes, example, narrow
 from ..space.given_lengths import given, without_lengths
-from ..space.module_selection import Keys, Libraries, Module, Selection
+from ..space.module_selection import Found, Keys, Libraries, Module, Selection
 from ..space.operations import OPERATIONS
 from ..space.pairs import Taken
 from ..space.profiles import CHEAP_MINUTES, NO_COST, SLOW, Cost, Profile, Timing, cost_of, on_device
@@ -53,6 +55,8 @@ FAILURES = {"error", "stopped"}
 """Fields of the worker's answers that say what went wrong."""
 MANY_QUESTIONS = 1_000
 """Number of probed problems from which on a refusal of all of them states the number."""
+SURVEY_SECONDS = 900.0
+"""Deadline in seconds of a survey beside its calls of ``supports``, each of which has its own."""
 IMPORT_SECONDS = 60.0
 """Deadline in seconds for importing an implementation's module."""
 _STACK_TOP = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in')
@@ -121,26 +125,9 @@ def survey(
         return None
     report.declared = declared
     report.name, report.operation = str(declared["name"]), str(declared["operation"])
-    refusal: Refusal | None = None
-    ended, questions = False, 0
-
-    def probe(problems: Sequence[Problem]) -> list[Refusal | None]:
-        nonlocal refusal, ended, questions
-        # Once ``supports`` has ended its process, everything counts as claimed: a law then finds
-        # it.
-        if ended:
-            return [None] * len(problems)
-        questions += len(problems)
-        reply = _asked_to_support(worker, address, problems)
-        if "stopped" in reply:  # a law finds that ``supports`` ends its process
-            ended = True
-            return [None] * len(problems)
-        refusals = refusals_of(reply)
-        refusal = most_telling([refusal, *refusals])
-        return refusals
-
     try:
-        axes = narrow(report.operation, probe, max_work, axes=only.axes(report.operation))
+        asked = only.axes(report.operation)
+        axes = _supported_axes(worker, address, max_work, asked, report)
     except OnlyError as error:
         report.refusal = Refusal(str(error), "only")
         return None
@@ -148,11 +135,43 @@ def survey(
         report.error = str(error)
         return None
     if axes is None:
-        report.refusal = refusal and _counted(refusal, questions)
         return None
     report.refused = dict(axes.refused)
     report.claimed_space = surveyed(all_axes(axes.operation), axes.values, axes.refused)
     return axes
+
+
+def _supported_axes(
+    worker: Worker,
+    address: Address,
+    max_work: int,
+    asked: Mapping[str, tuple[Any, ...]],
+    report: ImplementationReport,
+) -> Axes | None:
+    """Have a worker find what is supported of some axes; None where that is nothing.
+
+    The report then says why.
+
+    Raises:
+        HarnessError: the worker's answer is none.
+    """
+    reply = _ask(worker, address, "survey", load=SURVEY_SECONDS, max_work=max_work, axes=asked)
+    if "stopped" in reply:
+        # ``supports`` has ended its process: everything counts as claimed, and a law finds it.
+        return narrow(report.operation, _claim_all, max_work, axes=asked)
+    try:
+        if reply["axes"] is None:
+            (refusal,) = refusals_of({"refusals": [reply["refusal"]]})
+            report.refusal = refusal and _counted(refusal, int(reply["questions"]))
+            return None
+        return Axes.from_json(reply["axes"])
+    except (KeyError, TypeError, ValueError) as error:
+        message = f"survey: its process gave no answer: {message_of(error)}"
+        raise HarnessError(message) from error
+
+
+def _claim_all(problems: Sequence[Problem]) -> list[Refusal | None]:
+    return [None] * len(problems)
 
 
 def _asked_to_support(
@@ -205,6 +224,8 @@ class Setting:
         stored: returns the problems of an implementation's stored cases, whose modules are built.
         named: returns the name in the report: its own, or one that differs from another's.
         built: receives a name, how many of its modules are built, and how many there are.
+        surveys: lets a few surveys at a time wait in line for a worker; behind all of them, what
+            is known already would wait for the last.
     """
 
     plan: Plan
@@ -215,6 +236,7 @@ class Setting:
     stored: Callable[[ImplementationReport], Sequence[Problem]] = lambda _: ()
     named: Callable[[ImplementationReport], str] = lambda report: report.name
     built: Callable[[str, int, int], None] = lambda *_: None
+    surveys: AbstractContextManager[Any] = field(default_factory=nullcontext)
 
 
 def prepare(
@@ -238,7 +260,8 @@ def prepare(
     Raises:
         CancelledError: the builder was closed, or another machine builds the modules.
     """
-    found = _surveyed(setting, report, lease)
+    with setting.surveys:
+        found = _surveyed(setting, report, lease)
     if found is None:
         return None
     if found.selection is None:
@@ -394,14 +417,24 @@ def _selection(
     if not report.declared["build_ahead"]:
         return None
     minutes = report.declared["build_minutes"]
-    return Selection(
-        axes,
-        module_keys(worker, address),
-        plan.profile.modules_of(minutes, together=plan.seconds < math.inf),
-        stored=stored,
+    reply = _ask(
+        worker,
+        address,
+        "select",
+        load=SURVEY_SECONDS,
+        axes=axes.to_json(),
+        stored=[problem.to_json() for problem in stored],
         companions=minutes < CHEAP_MINUTES,
-        libraries=module_libraries(worker, address),
     )
+    if "error" in reply:
+        raise HarnessError(str(reply["error"]))
+    try:
+        found = Found.from_json(reply)
+    except (KeyError, TypeError, ValueError) as error:
+        message = f"select: its process gave no answer: {message_of(error)}"
+        raise HarnessError(message) from error
+    most = plan.profile.modules_of(minutes, together=plan.seconds < math.inf)
+    return Selection(found, axes.simplest, most)
 
 
 def _restricted(address: Address, axes: Axes, modules: Sequence[Module]) -> tuple[Address, Axes]:
@@ -542,8 +575,16 @@ def _run(worker: Worker, request: Mapping[str, object], deadlines: Deadlines) ->
     return outcome
 
 
-def _ask(worker: Worker, address: Address, task: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
-    outcome = _run(worker, address.request(task, **more), address.first_deadlines)
+def _ask(
+    worker: Worker,
+    address: Address,
+    task: str,
+    *,
+    load: float = Deadlines.load,
+    **more: Any,  # noqa: ANN401  JSON
+) -> dict[str, Any]:
+    deadlines = replace(address.first_deadlines, load=load)
+    outcome = _run(worker, address.request(task, **more), deadlines)
     if outcome.status == "done":
         return outcome.result or {}
     if outcome.died:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ...impl.targets.refusal import Refusal
 from ..laws.law import Choice
 from .given_lengths import LENGTHS
 from .moe_axes import TOGETHER
@@ -21,6 +22,13 @@ FIELDS = {
 """Fields of the axes that have two each."""
 NO_FIELDS = ("phase", "verify", "real", *LENGTHS)
 """Axes that are lengths of a problem, or rows of several fields, no field of one value."""
+
+
+def tuples(value: Any) -> Any:  # noqa: ANN401  JSON
+    """Turn lists at any depth into tuples; of a mapping, those of its values."""
+    if isinstance(value, dict):
+        return {name: tuples(each) for name, each in value.items()}
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,23 @@ class Axes:
     edges: tuple[int, ...] = ()
     max_heads: int = 0
     max_requests: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-able dictionary; refusals keep their codes."""
+        refused = {
+            name: each.to_json() if isinstance(each, Refusal) else each
+            for name, each in self.refused.items()
+        }
+        return {**vars(self), "refused": refused}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Axes:
+        """Read what ``to_json`` gave; TypeError or ValueError where it is something else."""
+        refused = {
+            name: each if isinstance(each, str) else Refusal(**each)
+            for name, each in data["refused"].items()
+        }
+        return cls(**{**tuples(dict(data)), "refused": refused})
 
     def restricted(self) -> list[Axes]:
         """Return the axes of each restriction, or these where there is none."""

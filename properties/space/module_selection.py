@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...reference import Problem
+from ...reference import Problem, problem_from_json
 from .axes import Axes, example, has
-from .axis_values import NO_FIELDS
+from .axis_values import NO_FIELDS, tuples
 
 Keys = Callable[[Sequence[Problem]], "list[str | None]"]
 """Returns the key of each problem's module, None where the problem is refused."""
@@ -61,6 +61,91 @@ class Module:
     library: str = ""
     exists: bool = False
 
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-able dictionary."""
+        return {**vars(self), "first": self.first.to_json()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Module:
+        """Read what ``to_json`` gave; TypeError or ValueError where it is something else."""
+        problem = problem_from_json(data["first"])
+        return cls(**{**data, "values": tuples(data["values"]), "first": problem})
+
+
+@dataclass(frozen=True)
+class Found:
+    """The modules of one implementation, all that a run may choose from.
+
+    Attributes:
+        modules: one of every combination of what they differ in.
+        plain: the module of plain numbers that comes with each of them; None where none does.
+        names: axes that modules differ in.
+        stored: problems that are judged whatever is chosen, each with the key of its module.
+        simplest: key of the module of the simplest problem.
+    """
+
+    modules: tuple[Module, ...]
+    plain: tuple[Module | None, ...]
+    names: tuple[str, ...]
+    stored: tuple[tuple[Problem, str | None], ...]
+    simplest: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-able dictionary."""
+        return {
+            "modules": [each.to_json() for each in self.modules],
+            "plain": [each and each.to_json() for each in self.plain],
+            "names": self.names,
+            "stored": [(problem.to_json(), key) for problem, key in self.stored],
+            "simplest": self.simplest,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Found:
+        """Read what ``to_json`` gave; TypeError or ValueError where it is something else."""
+        return cls(
+            modules=tuple(map(Module.from_json, data["modules"])),
+            plain=tuple(each and Module.from_json(each) for each in data["plain"]),
+            names=tuple(data["names"]),
+            stored=tuple((problem_from_json(problem), key) for problem, key in data["stored"]),
+            simplest=data["simplest"],
+        )
+
+
+def find_modules(
+    axes: Axes,
+    keys: Keys,
+    *,
+    stored: Sequence[Problem] = (),
+    companions: bool = False,
+    libraries: Libraries | None = None,
+) -> Found:
+    """Ask an implementation for all of its modules.
+
+    Args:
+        axes: what the implementation supports.
+        keys: asks the implementation.
+        stored: problems that are judged whatever is chosen: their modules come before others,
+            for they are built anyway.
+        companions: a module of codes comes with that of plain numbers, with which laws compare it.
+        libraries: asks what is compiled for a module, where others may share it.
+    """
+    groups = _groups(axes, keys)
+    found = _supported(axes, keys, groups)
+    plain = _plain_ones(axes, keys, groups, found) if companions else [None] * len(found)
+    both = [*found, *(each for each in plain if each is not None)]
+    if libraries is not None and both:
+        named = iter(_named(both, libraries))
+        found = [next(named) for _ in found]
+        plain = [each and next(named) for each in plain]
+    return Found(
+        tuple(found),
+        tuple(plain),
+        tuple(groups),
+        tuple(zip(stored, keys(stored), strict=True)) if stored else (),
+        keys([example(axes.operation, axes.simplest)])[0],
+    )
+
 
 class Selection:
     """The modules of one implementation, chosen one after another.
@@ -68,48 +153,27 @@ class Selection:
     Pairs of what they differ in are covered, the simplest first. Where modules differ in how many
     query tokens a request has, the second is of several, so that a run of few modules has both.
 
-    The implementation is asked at the start, and not again.
-
     Args:
-        axes: what the implementation supports.
-        keys: asks the implementation.
+        found: its modules.
+        simplest: the values of the simplest problem, by axis.
         most: modules, at most.
-        stored: problems that are judged whatever is chosen: their modules come before others,
-            for they are built anyway.
-        companions: a module of codes comes with that of plain numbers, with which laws compare it.
-        libraries: asks what is compiled for a module, where others may share it.
 
     Attributes:
         chosen: modules taken so far.
         simplest: key of the module of the simplest problem.
     """
 
-    def __init__(
-        self,
-        axes: Axes,
-        keys: Keys,
-        most: int,
-        *,
-        stored: Sequence[Problem] = (),
-        companions: bool = False,
-        libraries: Libraries | None = None,
-    ) -> None:
-        groups = _groups(axes, keys)
-        found = _supported(axes, keys, groups)
-        plain = _plain_ones(axes, keys, groups, found) if companions else [None] * len(found)
-        both = [*found, *(each for each in plain if each is not None)]
-        if libraries is not None and both:
-            named = iter(_named(both, libraries))
-            found = [next(named) for _ in found]
-            plain = [each and next(named) for each in plain]
-        self._left = found
-        self._plain = {id(module): each for module, each in zip(found, plain, strict=True)}
-        self._names, self._most = list(groups), most
-        self._stored = dict(zip(stored, keys(stored), strict=True)) if stored else {}
+    def __init__(self, found: Found, simplest: Mapping[str, Any], most: int) -> None:
+        self._left = list(found.modules)
+        self._plain = {
+            id(module): each for module, each in zip(found.modules, found.plain, strict=True)
+        }
+        self._names, self._most = found.names, most
+        self._stored = dict(found.stored)
         self._covered: set[object] = set()
-        self._simplest = axes.simplest
+        self._simplest = simplest
         self.chosen: list[Module] = []
-        self.simplest = keys([example(axes.operation, axes.simplest)])[0]
+        self.simplest = found.simplest
 
     def next(self, free: Free = lambda _: False, *, only_free: bool = False) -> list[Module]:
         """Return the module that covers most new pairs of values, and its companion.

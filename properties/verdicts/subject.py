@@ -20,7 +20,7 @@ from ...impl.gpu.triton_interpreter import hasten
 from ...impl.protocol import Session
 from ...impl.targets.exceptions import message_of
 from ...impl.targets.refusal import Refusal
-from ...reference import Arithmetic, Problem, materialise
+from ...reference import Arithmetic, Problem
 from ...reference.operations import OPERATIONS as ORACLES
 from ...reference.operations import operation_of
 from ...reference.tensors.allocation import (
@@ -36,6 +36,7 @@ from .comparison import Result, fail, unusable
 from .contained import Stop, contained, crash, out_of_memory
 from .filled_scratch import filled_scratch
 from .memory_need import NO_ROOM, call_begins, refusal_of
+from .on_host import made_on
 from .operations import OPERATIONS
 from .peers import as_taken, check_expressible, made, with_defined_rows
 from .snapshot import readable, tensors_of
@@ -163,7 +164,7 @@ class Subject:
         with self._stages.stage("materialise"):
             try:
                 every = {**self._usual, **self._surroundings, **options}
-                inputs = materialise(problem, self.target.device, **every)
+                inputs = made_on(problem, self.target.device, **every)
                 return made(self.implementation.features, problem, inputs)
             except RuntimeError as error:
                 if not out_of_memory(error):

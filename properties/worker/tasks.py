@@ -9,7 +9,7 @@ import functools
 import gc
 import inspect
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -27,7 +27,6 @@ from ...impl import (
     find_implementation,
 )
 from ...impl.gpu.interpreted import at_each_program
-from ...impl.targets.refusal import Refusal
 from ...reference import Problem, problem_from_json
 from ..isolation.machine import waited
 from ..isolation.outcome import DEVICE_FAULT
@@ -48,6 +47,7 @@ from .distrust import RemoteSubject, Server
 from .kernel_lines import recording
 from .link import Link
 from .room import judged_with_room
+from .surveys import keys_of, libraries_of, refusal_unless_raised, selectable, surveyed
 
 ERRORS_LEFT = 3
 COST_CALLS = 5
@@ -219,21 +219,18 @@ def probe(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     subject = subject_of(payload, stages)
     problems = map(problem_from_json, payload["problems"])
     rules = payload.get("without_rules", ())
-    refusals = [_refusal_unless_raised(subject, problem, rules, stages) for problem in problems]
+    refusals = [refusal_unless_raised(subject, problem, rules, stages) for problem in problems]
     return {"refusals": [refusal and refusal.to_json() for refusal in refusals]}
 
 
-def _refusal_unless_raised(
-    subject: Subject, problem: Problem, without_rules: Sequence[str], stages: Stages
-) -> Refusal | None:
-    """Return a refusal; where ``supports`` raises there is none, and a law finds that it does."""
-    refusal = subject.implementation.refusal
-    try:
-        # Not the subject's, which describes what was raised: of thousands, that takes seconds.
-        with stages.stage("supports"):
-            return refusal(problem, subject.target, without_rules=without_rules)
-    except BaseException:  # noqa: BLE001
-        return None
+def survey(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
+    """Learn what an implementation supports, see ``surveys.surveyed``."""
+    return surveyed(subject_of(payload, stages), payload, stages)
+
+
+def select(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
+    """Return the modules to choose from, see ``surveys.selectable``."""
+    return selectable(subject_of(payload, stages), payload)
 
 
 def modules(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
@@ -241,23 +238,15 @@ def modules(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     subject = subject_of(payload, stages)
     found = [problem_from_json(problem) for problem in payload["problems"]]
     try:
-        return {"keys": [subject.module_of(each) or None if subject.supports(each) else None
-                         for each in found]}  # fmt: skip
+        return {"keys": keys_of(subject, found)}
     except Stop as stop:
         return {"error": stop.verdict.message}
 
 
 def libraries(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     """Return what is compiled for the module of each of ``problems``, and whether it exists."""
-    implementation = subject_of(payload, stages).implementation
     found = [problem_from_json(problem) for problem in payload["problems"]]
-    try:
-        with contained("library raised "):
-            named = [implementation.library_of(each) for each in found]
-            return {"libraries": [(str(name), bool(exists)) for name, exists in named]}
-    except Stop:  # it says what builds may share: without it, none does
-        alone = replace(implementation, library=None)
-        return {"libraries": [alone.library_of(each) for each in found]}
+    return {"libraries": libraries_of(subject_of(payload, stages), found)}
 
 
 def build(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
@@ -494,6 +483,8 @@ def device(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
 TASKS = {
     "describe": describe,
     "probe": probe,
+    "survey": survey,
+    "select": select,
     "modules": modules,
     "libraries": libraries,
     "build": build,

@@ -26,13 +26,14 @@ from ....properties.search.costs import keep_builds, read_builds
 from ....properties.search.module_plan import BUILD_SHARE, LONGEST_SHARE, Chosen, ModulePlan
 from ....properties.search.preparation import module_keys, module_libraries
 from ....properties.search.priority_executor import for_each
-from ....properties.space.module_selection import Selection
+from ....properties.space.axis_values import tuples
+from ....properties.space.module_selection import Selection, find_modules
 from ....properties.space.profiles import CHEAP_MINUTES
 from ....reference import Problem, problem_from_json
 from ..sides.plan import JUDGED
 from ..sides.releases import SIDES, Release
 from .asking import Asker, Bench
-from .preparing import cases_to_judge, to_judge, tuples
+from .preparing import cases_to_judge, to_judge
 from .records import DEAR, TIME, Planned, Surveyed
 
 
@@ -178,16 +179,16 @@ def _selection(bench: Bench, found: Surveyed, stored: Sequence[Problem]) -> Sele
         ]
 
     assert found.axes is not None  # noqa: S101  else it has no modules
-    return Selection(
+    modules = find_modules(
         found.axes,
         module_keys(askers[side], found.addresses[side]),
-        bench.plan.profile.modules_of(
-            found.build_minutes, together=bench.ending.seconds < math.inf
-        ),
         stored=stored,
         companions=found.build_minutes < CHEAP_MINUTES,
         libraries=libraries,
     )
+    together = bench.ending.seconds < math.inf
+    most = bench.plan.profile.modules_of(found.build_minutes, together=together)
+    return Selection(modules, found.axes.simplest, most)
 
 
 def _planned(

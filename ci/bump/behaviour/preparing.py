@@ -32,7 +32,7 @@ def survey_both(name: str, reference: str, bench: Bench) -> Surveyed:
     address = Address(reference, None, plan.device, soak=plan.soak)
     known = {side: surveyed(bench.sides[side], address, name, max_work, plan) for side in SIDES}
     axes = {
-        side: Axes(**tuples(each["axes"]))
+        side: Axes.from_json(each["axes"])
         for side, each in known.items()
         if each["axes"] is not None and not each["error"]
     }
@@ -102,7 +102,7 @@ def _survey(
     declared = report.declared
     imported = "" if report.operation else "cannot be imported: "
     return {
-        "axes": axes and vars(axes),
+        "axes": axes and axes.to_json(),
         "operation": report.operation,
         "backend": str(declared.get("backend", "")),
         "declares": declared.get("declares", []),
@@ -112,13 +112,6 @@ def _survey(
         "error": report.error and f"{imported}{report.error}",
         "reason": report.refusal or "",
     }
-
-
-def tuples(value: Any) -> Any:  # noqa: ANN401  JSON
-    """Turn lists at any depth into tuples; of a mapping, those of its values."""
-    if isinstance(value, dict):
-        return {name: tuples(each) for name, each in value.items()}
-    return tuple(map(tuples, value)) if isinstance(value, list) else value
 
 
 def cases_to_judge(found: Surveyed, plan: BumpPlan) -> list[tuple[Case, Entry | None]]:

@@ -12,7 +12,7 @@ from kernelproof.properties.findings.report import ImplementationReport
 from kernelproof.properties.search import module_plan
 from kernelproof.properties.search.module_plan import Chosen, ModulePlan
 from kernelproof.properties.space.axes import Axes, narrow
-from kernelproof.properties.space.module_selection import Selection
+from kernelproof.properties.space.module_selection import Selection, find_modules
 from kernelproof.reference import AttentionProblem, Problem
 
 ALL_AXES = narrow("paged_attention", lambda problems: [None] * len(problems), 10**9)
@@ -37,15 +37,15 @@ def selection(
     backend: str, most: int = 8, exist: Sequence[str] = (), stored: Sequence[Problem] = ()
 ) -> Selection:
     """Stand for an implementation whose modules differ in dtype and head dim."""
-    return Selection(
+    modules = find_modules(
         AXES,
         lambda problems: [key(each) for each in problems],
-        most,
         stored=stored,
         libraries=lambda problems: [
             (f"{backend} {key(each)}", f"{backend} {key(each)}" in exist) for each in problems
         ],
     )
+    return Selection(modules, AXES.simplest, most)
 
 
 def chosen_together(
@@ -78,11 +78,10 @@ def test_each_has_one_module_before_any_has_its_second() -> None:
 
 
 def test_several_query_tokens_come_before_other_seconds() -> None:
-    decodes = Selection(
-        BY_TOKENS,
-        lambda problems: [key(each, tokens=True) for each in problems],
-        8,
+    modules = find_modules(
+        BY_TOKENS, lambda problems: [key(each, tokens=True) for each in problems]
     )
+    decodes = Selection(modules, BY_TOKENS.simplest, 8)
     wishes = {"fa2": (selection("fa2"), 10.0), "xqa": (decodes, 10.0)}
     found = chosen_together(ModulePlan(2, minutes=30.0), wishes)
     assert len(found["fa2"].modules) == 1

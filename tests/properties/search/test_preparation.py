@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 
 from kernelproof.impl import Target, find_implementation
 from kernelproof.impl.registry import resolve_name
+from kernelproof.impl.targets.refusal import Refusal
 from kernelproof.properties.findings.report import ImplementationReport
 from kernelproof.properties.isolation.workers import Deadlines, Outcome, Worker
 from kernelproof.properties.search.building import Builder
 from kernelproof.properties.search.plan import Plan
 from kernelproof.properties.search.preparation import Setting, prepare, survey
+from kernelproof.properties.space.axes import all_axes, narrow
 from kernelproof.properties.space.profiles import PROFILES, Cost
 from kernelproof.properties.worker.requests import Address
 from kernelproof.properties.worker.tasks import handle
@@ -100,3 +103,53 @@ def test_what_needs_a_gpu_is_not_said_to_lack_a_feature(name: str) -> None:
     assert report.refusal.code in ("package", "device")
     assert report.to_json()["unsupported_reason"] == report.refusal
     assert report.to_json()["unsupported_code"] == report.refusal.code
+
+
+class Answers(Here):
+    """A worker whose process says something of its own when it is asked for a survey."""
+
+    def __init__(self, answer: Outcome) -> None:
+        self.answer = answer
+
+    def run(self, payload: Mapping[str, object], deadlines: Deadlines | None = None) -> Outcome:
+        return self.answer if payload["task"] == "survey" else super().run(payload, deadlines)
+
+
+def test_everything_counts_as_claimed_where_supports_ends_its_process() -> None:
+    report = ImplementationReport("torch-sdpa-paged", resolve_name("torch-sdpa-paged"))
+    address = Address(report.reference, None, "cpu")
+    axes = survey(Answers(Outcome("crash", kind="SIGABRT")), address, 200_000, report)
+    assert axes is not None
+    assert axes.refused == {}
+    assert axes.values["dtype"] == all_axes("paged_attention")["dtype"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"axes": {"operation": "paged_attention"}, "refusal": None, "questions": 1},
+        {"axes": 3, "refusal": None, "questions": 1},
+        {"axes": None, "refusal": {"reason": "no", "code": "whim", "about": ""}, "questions": 1},
+    ],
+)
+def test_a_survey_of_another_form_is_an_error_of_the_implementation(answer: dict[str, Any]) -> None:
+    report = ImplementationReport("torch-sdpa-paged", resolve_name("torch-sdpa-paged"))
+    address = Address(report.reference, None, "cpu")
+    assert survey(Answers(Outcome("done", result=answer)), address, 200_000, report) is None
+    assert report.error.startswith("survey: its process gave no answer")
+
+
+def test_what_a_process_says_of_its_axes_is_what_narrowing_gives_here() -> None:
+    name = "torch-sdpa-ragged"
+    implementation, here = find_implementation(name), Target.here("cpu")
+    report = ImplementationReport(name, resolve_name(name))
+    found = survey(Here(), Address(report.reference, None, "cpu"), 200_000, report)
+    assert found == narrow(
+        "ragged_attention",
+        lambda problems: [implementation.refusal(each, here) for each in problems],
+        200_000,
+    )
+    assert found is not None
+    codes = {each.code for each in found.refused.values() if isinstance(each, Refusal)}
+    assert codes == {"feature", "supports"}

@@ -28,6 +28,7 @@ from kernelproof.properties.space.module_selection import (
     Module,
     Selection,
     combinations,
+    find_modules,
 )
 from kernelproof.properties.space.profiles import PROFILES, asked_for
 from kernelproof.properties.space.rounds import problems
@@ -145,7 +146,7 @@ def test_modules_of_stored_cases_are_built_where_few_are_chosen() -> None:
 
 
 def selected(axes: Axes, keys: Keys, most: int, stored: Sequence[Problem]) -> Selection:
-    selection = Selection(axes, keys, most, stored=stored)
+    selection = Selection(find_modules(axes, keys, stored=stored), axes.simplest, most)
     while found := selection.next():
         selection.take(found)
     return selection

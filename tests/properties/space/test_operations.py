@@ -7,11 +7,12 @@ import pytest
 from kernelproof.properties.space.axes import Axes, all_axes, example
 from kernelproof.properties.space.operations import OPERATIONS
 from kernelproof.properties.space.rounds import problems
+from kernelproof.properties.space.surveying.examples import EXAMPLES
 from kernelproof.reference.operations import OPERATIONS as ORACLES
 
 
 def test_every_operation_has_an_entry() -> None:
-    assert list(OPERATIONS) == list(ORACLES)
+    assert list(OPERATIONS) == list(EXAMPLES) == list(ORACLES)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -29,5 +30,5 @@ def test_what_an_entry_makes_is_of_its_operation(name: str) -> None:
 
 
 def test_an_unknown_operation_is_an_error_that_names_the_table() -> None:
-    with pytest.raises(LookupError, match=rf"{OPERATIONS.name} has no entry for 'sort'; it has"):
+    with pytest.raises(LookupError, match=rf"{EXAMPLES.name} has no entry for 'sort'; it has"):
         problems(operation="sort")
