@@ -61,6 +61,13 @@ LAW = law_option(
     help="Run only this law; may be repeated.",
     shell_complete=law_names,
 )
+ONLY = click.option(
+    "--only",
+    multiple=True,
+    metavar="FIELD=VALUE,...",
+    help="Draw only problems with one of these values of a field, such as "
+    "window_left=127,511; may be repeated.",
+)
 JSON = output_option("--json", "Write JSON to this file.")
 JUNIT = output_option("--junit", "Write JUnit XML to this file.", cls=OfLaws)
 HTML = output_option("--html", "Write an HTML page to this file.", cls=OfLaws)
@@ -149,13 +156,7 @@ RUN = (
         metavar="N",
         help="Build at most N modules of each implementation whose modules compile slowly.",
     ),
-    click.option(
-        "--only",
-        multiple=True,
-        metavar="FIELD=VALUE,...",
-        help="Draw only problems with one of these values of a field, such as "
-        "window_left=127,511; may be repeated.",
-    ),
+    ONLY,
     law_option(
         "--soak",
         type=click.IntRange(1, MOST_LAUNCHES),

@@ -15,8 +15,12 @@ from ...properties.space.restrictions import Only, OnlyError
 from .errors import UsageRefusedError
 
 
-def check_laws(names: Sequence[str]) -> None:
+def check_laws(names: Sequence[str], option: str = "--law") -> None:
     """Refuse a name that no law has.
+
+    Args:
+        names: names of laws.
+        option: the option by which they are given.
 
     Raises:
         UsageRefusedError: names it.
@@ -25,7 +29,7 @@ def check_laws(names: Sequence[str]) -> None:
         for name in names:
             find_law(name)
     except LookupError as error:
-        message = f"--law: {error.args[0]}"
+        message = f"{option}: {error.args[0]}"
         raise UsageRefusedError(message) from error
 
 

@@ -10,10 +10,10 @@ import click
 
 from ..check.engine_folders import from_option
 from ..console.choices import Choice
-from ..console.completion import implementation_names
+from ..console.completion import implementation_names, law_names
 from ..console.errors import CONFORMING, INCOMPLETE, MachineError, UsageRefusedError
 from ..console.outputs import Outputs
-from ..options import JOBS, JSON, LAW
+from ..options import JOBS, JSON, LAW, ONLY
 
 
 @click.command("mutate", short_help="Judge mutants of a Triton kernel: which faults are found?")
@@ -56,6 +56,14 @@ from ..options import JOBS, JSON, LAW
     help="JSON that has, for a survivor's id, why no input tells it from the kernel.",
 )
 @LAW
+@click.option(
+    "--without",
+    multiple=True,
+    metavar="NAME",
+    help="Do not run this law, to see what the others find; may be repeated.",
+    shell_complete=law_names,
+)
+@ONLY
 @from_option
 @JOBS
 @JSON
@@ -70,6 +78,8 @@ def mutate(
     resume: bool,
     equivalents: Path | None,
     laws: tuple[str, ...],
+    without: tuple[str, ...],
+    only: tuple[str, ...],
     jobs: int | None,
     outputs: Outputs,
 ) -> int:
@@ -84,7 +94,8 @@ def mutate(
     law that is named), or survived (its diff is shown). Exit code 0 if mutants were judged,
     whatever became of them; 4 if none was reached.
     """
-    from ..console.selection import check_laws
+    from ...properties.laws import LAWS
+    from ..console.selection import check_laws, only_of
     from ..console.signals import SIGNALLED, ended_by_signals, signal_of
     from ..console.terminal import console
     from .measuring import find, judge_of, measure
@@ -92,6 +103,11 @@ def mutate(
 
     outputs.check()
     check_laws(laws)
+    check_laws(without, "--without")
+    only_of(only)
+    if without:
+        asked = laws or [law.name for law in LAWS]
+        laws = tuple(law for law in asked if law not in without)
     arguments = _equivalents(equivalents)
     kernels = find(name, file)
     err = console(sys.stderr)
@@ -100,7 +116,14 @@ def mutate(
         err.print(line, soft_wrap=True)
 
     judge = judge_of(
-        kernels, seed=seed, tests=tests, laws=laws, jobs=jobs, resume=resume, tell=tell
+        kernels,
+        seed=seed,
+        tests=tests,
+        laws=laws,
+        only=only,
+        jobs=jobs,
+        resume=resume,
+        tell=tell,
     )
     stage = "tests" if tests else profile
     with judge.journal, ended_by_signals(judge.end):

@@ -97,6 +97,7 @@ class Judge:
         seed: the seed of the problems.
         tests: the command that judges instead of the laws; none if empty.
         laws: the laws that judge; all if empty.
+        only: restricts problems, see ``Only.read``.
         journal: what is kept.
     """
 
@@ -108,10 +109,12 @@ class Judge:
         seed: int,
         tests: str,
         laws: Sequence[str],
+        only: Sequence[str] = (),
         journal: Journal,
     ) -> None:
         self.kernels, self.ended = kernels, ""
         self._jobs, self.seed, self.tests, self.laws = jobs, seed, tests, laws
+        self._only = only
         self.journal = journal
         self._running: set[subprocess.Popen[str]] = set()
 
@@ -272,6 +275,7 @@ class Judge:
             "profile": stage,
             "seed": self.seed,
             "laws": list(self.laws),
+            "only": list(self._only),
             "without": clean.without,
             "costs": clean.costs,
             "first_only": first_only,

@@ -48,6 +48,7 @@ def judge_of(
     seed: int,
     tests: str,
     laws: Sequence[str],
+    only: Sequence[str] = (),
     jobs: int | None,
     resume: bool,
     tell: Callable[[str], None],
@@ -62,6 +63,7 @@ def judge_of(
         str(seed),
         tests,
         *sorted(laws),
+        *only,
         __version__,
         *map(kernels.text, kernels.files),
         *(_texts_behind(kernels) if tests else ()),
@@ -72,7 +74,7 @@ def judge_of(
     identity = {"mutants": kernels.name, "texts and options": digest, **machine_identity("cpu")}
     journal.start(identity, resume=resume, tell=tell)
     options = {"seed": seed, "jobs": jobs or max(1, cores())}
-    return Judge(kernels, tests=tests, laws=laws, journal=journal, **options)
+    return Judge(kernels, tests=tests, laws=laws, only=only, journal=journal, **options)
 
 
 def _texts_behind(kernels: Kernels) -> Iterator[str]:

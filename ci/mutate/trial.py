@@ -21,6 +21,7 @@ from ...properties.laws import LAWS
 from ...properties.search.engine import Run
 from ...properties.search.plan import Plan
 from ...properties.space.profiles import PROFILES, Cost
+from ...properties.space.restrictions import Only
 from .finding_kernels import find_kernels
 
 MOST_CHARACTERS = 300
@@ -34,8 +35,8 @@ def judge(request: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         request: the reference, the profile, the seed and the seconds of the run; the names of laws
-            that are asked, all if none, and of those left out; the cost class, where it is known;
-            whether the run ends at its first finding.
+            that are asked, all if none, and of those left out; what restricts problems; the cost
+            class, where it is known; whether the run ends at its first finding.
     """
     profile = PROFILES[request["profile"]]
     seconds = profile.seconds * max(1, LEAST_WORKERS // request["jobs"])
@@ -49,6 +50,7 @@ def judge(request: dict[str, Any]) -> dict[str, Any]:
         ledger=read_expectations(None),
         jobs=request["jobs"],
         laws=[law for law in asked if law not in request["without"]],
+        only=Only.read(request["only"]),
         shrink_all=False,
         first_only=request["first_only"],
         exit_first=request["first_only"],

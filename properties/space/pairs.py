@@ -60,9 +60,14 @@ LARGEST_PAGE = 8
 """Most keys of a page: each request fills some, one of which may be the cache's last."""
 KEYS = (80, 40, 20, 10)
 """Keys of the longest request: the first number that is within ``DEARER``."""
-DEARER, DEAREST = 4, 8
+DEARER, DEAREST = 4, 10
 """Work of these problems, as a multiple of the most work of one that is drawn: most of requests
 that could be shorter, and most of all, beyond which heads are too dear."""
+LEAST_WORK, LEAST_HEADS = 1 << 15, 6
+"""Fewest work of which these are multiples, and fewest heads of all requests: with less, no problem
+would have several requests, KV heads and tiles of keys. Such a call takes some 0.3 s."""
+TILES = 65
+"""Queries of a request that fills several tiles of most kernels."""
 TOKENS = 6
 """Query tokens of a chunk: more than the narrowest windows let see."""
 REQUESTS = 3
@@ -80,7 +85,7 @@ def pairs_of_features(axes: Axes, taken: Taken) -> list[AttentionProblem]:
     """
     if given(axes.values):
         return []
-    rows = _Rows(axes.restricted()[0], taken)
+    rows = _Rows(_with_room(axes), taken)
     missing = rows.pairs()
     found, possible = list[AttentionProblem](), set(missing)
     while missing:
@@ -97,7 +102,7 @@ def pairs_of_features(axes: Axes, taken: Taken) -> list[AttentionProblem]:
 
 
 def kinds_of_features(axes: Axes, taken: Taken) -> list[AttentionProblem]:
-    """Return a few problems that cover each kind that an implementation takes.
+    """Return a few problems that cover each kind that an implementation takes, cheap ones first.
 
     Args:
         axes: what may be drawn.
@@ -105,7 +110,7 @@ def kinds_of_features(axes: Axes, taken: Taken) -> list[AttentionProblem]:
     """
     if given(axes.values):
         return []
-    rows, found = _Rows(axes.restricted()[0], taken), list[AttentionProblem]()
+    rows, found = _Rows(_with_room(axes), taken), list[AttentionProblem]()
     missing = [*rows.values]
     while missing:
         row = missing[:1]
@@ -118,7 +123,16 @@ def kinds_of_features(axes: Axes, taken: Taken) -> list[AttentionProblem]:
             found.append(problem)
             rows.used.update(covered)
         missing = [each for each in missing[1:] if each not in covered]
-    return found
+    found += rows.with_tiles()
+    # One of many heads may take as long as all others.
+    return sorted(found, key=lambda problem: problem.work)
+
+
+def _with_room(axes: Axes) -> Axes:
+    """Return axes of one module, in which problems of several requests have room."""
+    one = axes.restricted()[0]
+    heads = one.max_heads and max(one.max_heads, LEAST_HEADS)
+    return replace(one, max_work=max(one.max_work, LEAST_WORK), max_heads=heads)
 
 
 def _with_others(
@@ -239,6 +253,26 @@ class _Rows:
             kept, found = ((*kept, level), more) if more else (kept, found)
         return found
 
+    def with_tiles(self) -> list[AttentionProblem]:
+        """Return a request of several tiles of queries, with a window and a group if possible.
+
+        Where a window begins is computed for each tile of rows, which are queries and heads.
+        """
+        if not {"chunk", "prefill"} & {*self.axes.values["phase"]}:
+            return []
+        windows = self.values.get(("window_left", "on"), ())[:1]
+        groups = [each for each in self.axes.values["group_size"] if each > 1][:1]
+        chosen = [{"window_left": window} for window in windows] + [{}]
+        chosen = [{**each, "group_size": group} for each in chosen for group in (*groups, 1)]
+        small = [{**each, "num_kv_heads": self.axes.values["num_kv_heads"][0]} for each in chosen]
+        tried = [
+            replace(_problem(self.axes, each, 0), query_lens=(TILES,), seq_lens=(TILES,))
+            for each in small
+        ]
+        most = DEAREST * self.axes.max_work
+        both = zip(tried, self.ask(tried), strict=True)
+        return [each for each, taken in both if taken and each.work <= most][:1]
+
     def _chosen(self, row: Row) -> dict[str, Any]:
         needed = {name: v for each in row for name, v in self.needs.get(each, {}).items()}
         values = {each: self.values[each] for each in row}
@@ -282,7 +316,7 @@ def _problem(axes: Axes, chosen: Mapping[str, Any], number: int) -> AttentionPro
         windows = axes.values.get("window_left", ())
         chosen = {**chosen, "window_left": next((each for each in windows if each > 0), -1)}
     several = KV_HEADS * chosen.get("group_size", plain["group_size"]) <= FEW_QUERY_HEADS
-    if several and KV_HEADS in axes.values.get("num_kv_heads", ()):
+    if "num_kv_heads" not in chosen and several and KV_HEADS in axes.values.get("num_kv_heads", ()):
         plain["num_kv_heads"] = KV_HEADS
     problem = replace(attention_example(axes.operation, {**plain, **chosen}), seed=number)
     for keys in KEYS:
@@ -298,15 +332,19 @@ def _with_lengths(
     """Return a problem with requests of many keys, of several queries where that is claimed."""
     phases = axes.values["phase"]
     verified = [tokens for tokens in axes.values.get("verify", ()) if tokens > 0]
+    # Of other lengths by tiles: else one request's length in another's place shows nothing.
+    longest, half, few = keys, keys // 2 - 3, keys // 4
     if "chunk" in phases:
-        lengths = [(TOKENS, keys), (TOKENS + 1, keys - 3), (1, keys)]
+        lengths = [(TOKENS, longest), (TOKENS + 1, half), (1, few)]
     elif "prefill" in phases:
-        lengths = [(each, each) for each in (keys // 2, keys // 2 - 3, 1)]
+        lengths = [(each, each) for each in (keys // 2, few - 3, 1)]
     elif verified:
         tokens = verified[number % len(verified)]
-        lengths = [(tokens, max(tokens, each)) for each in (keys, keys - 3, 1)]
+        lengths = [(tokens, max(tokens, each)) for each in (longest, half, 1)]
     else:
-        lengths = [(1, keys), (1, keys - 3), (1, keys // 2)]
+        lengths = [(1, longest), (1, half), (1, few)]
+    if number % 2:  # a later request takes an earlier one's place, or the other way round
+        lengths[:2] = reversed(lengths[:2])
     count = axes.max_requests or REQUESTS
     if axes.max_heads:
         # Two at least: of requests with flags, every second one differs.

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from kernelproof.properties.space.axes import all_axes
 from kernelproof.properties.space.axis_values import Axes
-from kernelproof.properties.space.pairs import kinds_of_features, pairs_of_features
+from kernelproof.properties.space.pairs import Taken, kinds_of_features, pairs_of_features
 from kernelproof.reference import AttentionProblem
+
+Covering = Callable[[Axes, Taken], list[AttentionProblem]]
 
 CLAIMED = {
     "head_dims": ((16, 16), (64, 64), (80, 80), (24, 16, 0)),
@@ -82,9 +85,26 @@ def test_each_claimed_kind_is_in_one_of_a_few_problems(axes: Axes) -> None:
     found = kinds_of_features(axes, lambda problems: [_taken(each) for each in problems])
     met = {name for name, fact in FACTS.items() if any(map(fact, found))}
     assert met == set(FACTS)
-    assert len(found) <= 6
-    assert all(_taken(each) and each.num_requests > 1 for each in found)
+    assert len(found) <= 7
+    assert all(map(_taken, found))
     assert any(each.num_kv_heads > 1 for each in found)
+    assert [each.work for each in found] == sorted(each.work for each in found)
+    *several, tiles = sorted(found, key=lambda each: -each.num_requests)
+    assert all(len({-(-keys // 16) for keys in each.seq_lens}) > 1 for each in several)
+    assert {each.seq_lens[0] > each.seq_lens[1] for each in several} == {True, False}
+    assert tiles.query_lens == (65,)
+    assert tiles.window_left == 1
+    assert tiles.group_size > 1
+
+
+@pytest.mark.parametrize("covering", [kinds_of_features, pairs_of_features])
+def test_the_slowest_kernel_has_these_problems_too(axes: Axes, covering: Covering) -> None:
+    slow = replace(axes, max_work=256, max_heads=4)
+    found = covering(slow, lambda problems: [_taken(each) for each in problems])
+    met = {name for name, fact in FACTS.items() if any(map(fact, found))}
+    assert met == set(FACTS)
+    assert max(sum(each.seq_lens) for each in found) > 80
+    assert max(each.work for each in found) <= 330_000
 
 
 def test_nothing_is_covered_where_nothing_is_taken(axes: Axes) -> None:
