@@ -66,6 +66,10 @@ that could be shorter, and most of all, beyond which heads are too dear."""
 LEAST_WORK, LEAST_HEADS = 1 << 15, 6
 """Fewest work of which these are multiples, and fewest heads of all requests: with less, no problem
 would have several requests, KV heads and tiles of keys. Such a call takes some 0.3 s."""
+SIDES: tuple[Mapping[str, Any], ...] = (
+    {"window_left": 1}, {"window_right": 1, "causal": False},
+)  # fmt: skip
+"""Windows of which one side ends within the keys."""
 TILES = 65
 """Queries of a request that fills several tiles of most kernels."""
 TOKENS = 6
@@ -98,7 +102,7 @@ def pairs_of_features(axes: Axes, taken: Taken) -> list[AttentionProblem]:
             rows.used.update(covered)
         # The first pair was taken with the values before: refused now, it is left out.
         missing = {each: v for each, v in missing.items() if each != pair and not each <= covered}
-    return found
+    return [*rows.with_tiles(), *found]
 
 
 def kinds_of_features(axes: Axes, taken: Taken) -> list[AttentionProblem]:
@@ -254,20 +258,28 @@ class _Rows:
         return found
 
     def with_tiles(self) -> list[AttentionProblem]:
-        """Return a request of several tiles of queries, with a window and a group if possible.
+        """Return a request of several tiles of queries for each side of a window, or for none.
 
-        Where a window begins is computed for each tile of rows, which are queries and heads.
+        Where a window begins and ends is computed for each tile of rows: of queries and heads.
         """
         if not {"chunk", "prefill"} & {*self.axes.values["phase"]}:
             return []
-        windows = self.values.get(("window_left", "on"), ())[:1]
+        several = {"num_kv_heads": self.axes.values["num_kv_heads"][0]}
         groups = [each for each in self.axes.values["group_size"] if each > 1][:1]
-        chosen = [{"window_left": window} for window in windows] + [{}]
-        chosen = [{**each, "group_size": group} for each in chosen for group in (*groups, 1)]
-        small = [{**each, "num_kv_heads": self.axes.values["num_kv_heads"][0]} for each in chosen]
+        claimed = self.axes.values
+        sides = [s for s in SIDES if all(v in claimed.get(name, ()) for name, v in s.items())]
+        found = [each for side in sides for each in self._tiles({**several, **side}, groups)]
+        return found or self._tiles(several, groups)
+
+    def _tiles(self, chosen: Mapping[str, Any], groups: Sequence[int]) -> list[AttentionProblem]:
+        """Return the problem with some values in a group of heads; else without, or none."""
         tried = [
-            replace(_problem(self.axes, each, 0), query_lens=(TILES,), seq_lens=(TILES,))
-            for each in small
+            replace(
+                _problem(self.axes, {**chosen, "group_size": group}, 0),
+                query_lens=(TILES,),
+                seq_lens=(TILES,),
+            )
+            for group in (*groups, 1)
         ]
         most = DEAREST * self.axes.max_work
         both = zip(tried, self.ask(tried), strict=True)

@@ -77,7 +77,8 @@ def test_each_pair_of_claimed_kinds_meets(axes: Axes) -> None:
     for pair in map(set, itertools.combinations(FACTS, 2)):
         assert pair in EXCLUSIVE or any(pair <= each for each in met), pair
     assert len(found) <= 24
-    assert all(_taken(each) and each.num_requests > 1 for each in found)
+    assert all(map(_taken, found))
+    assert all(each.num_requests > 1 for each in found[1:])
     assert found == pairs_of_features(axes, lambda problems: [_taken(each) for each in problems])
 
 
@@ -95,6 +96,23 @@ def test_each_claimed_kind_is_in_one_of_a_few_problems(axes: Axes) -> None:
     assert tiles.query_lens == (65,)
     assert tiles.window_left == 1
     assert tiles.group_size > 1
+
+
+def test_each_side_of_a_window_has_tiles_of_queries(axes: Axes) -> None:
+    """Some engines call a kernel that takes no group with a window on the right."""
+    right = replace(axes, values={**axes.values, "window_right": (-1, 1)})
+    for covering in (kinds_of_features, pairs_of_features):
+        found = covering(right, lambda problems: [_without_group(each) for each in problems])
+        tiles = [each for each in found if each.query_lens == (65,)]
+        assert {(each.window_left, each.window_right) for each in tiles} == {(1, -1), (-1, 1)}
+        assert all(not each.causal for each in tiles if each.window_right == 1)
+    decode = replace(axes, values={**axes.values, "phase": ("decode",)})
+    found = kinds_of_features(decode, lambda problems: [_taken(each) for each in problems])
+    assert all(each.num_requests > 1 for each in found)
+
+
+def _without_group(problem: AttentionProblem) -> bool:
+    return _taken(problem) and problem.group_size == 1
 
 
 @pytest.mark.parametrize("covering", [kinds_of_features, pairs_of_features])
