@@ -233,8 +233,9 @@ def exits(source: Source, block: Sequence[ast.stmt]) -> Iterator[Edits]:
             continue
         if len(statement.body) == 1:
             yield (source.replaced(last, "pass"),)
+        after = block[place + 1] if place + 1 < len(block) else None
         # Behind one that only computes what the exit does not read, nothing would change.
-        if place + 1 < len(block) and not _only_computes(after := block[place + 1], statement):
+        if after and not (_only_computes(after, statement) or _same_exit(after, statement)):
             swapped = source.replaced(statement, source.of(after))
             yield swapped, source.replaced(after, source.of(statement))
 
@@ -251,6 +252,20 @@ def _only_computes(statement: ast.stmt, before: ast.stmt) -> bool:
         if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
     }
     return bool(set_here) and not set_here & names and all(map(_computes, calls))
+
+
+def _same_exit(statement: ast.stmt, before: ast.stmt) -> bool:
+    """Whether two statements leave in the same way, and only compute when: in either order."""
+    if not isinstance(statement, ast.If) or not isinstance(before, ast.If) or statement.orelse:
+        return False
+    bodies = [[ast.dump(each) for each in one.body] for one in (statement, before)]
+    calls = [
+        each
+        for one in (statement, before)
+        for each in ast.walk(one.test)
+        if isinstance(each, ast.Call)
+    ]
+    return len(bodies[0]) == 1 and bodies[0] == bodies[1] and all(map(_computes, calls))
 
 
 def _computes(call: ast.Call) -> bool:

@@ -13,6 +13,7 @@ from ..kernels import HONEST, TILE, alibi, attend, in_right_window
 BUGS: list[SeededBug] = []
 Pair = tuple[torch.Tensor, torch.Tensor]
 RAGGED = "ragged_attention"
+TILE_OF_ROWS, TILE_OF_KEYS = 64, 32
 
 
 @seeded(BUGS, RAGGED, "parity", features=("window_right",))
@@ -21,6 +22,18 @@ def right_window_off_by_one(inputs: RaggedAttentionInputs) -> Pair:
 
     def right(position: torch.Tensor, key: torch.Tensor, window_right: int) -> torch.Tensor:
         return in_right_window(position, key, window_right + 1)
+
+    return attend(inputs, replace(HONEST, right=right))
+
+
+@seeded(BUGS, RAGGED, "parity", features=("window_right",))
+def last_tile_ends_early(inputs: RaggedAttentionInputs) -> Pair:
+    """Leave out the last key that a tile of rows sees where a tile of keys begins with it."""
+
+    def right(position: torch.Tensor, key: torch.Tensor, window_right: int) -> torch.Tensor:
+        last = position + window_right
+        lost = (position % TILE_OF_ROWS == TILE_OF_ROWS - 1) & (last % TILE_OF_KEYS == 0)
+        return in_right_window(position, key, window_right) & ~(lost & (key == last))
 
     return attend(inputs, replace(HONEST, right=right))
 

@@ -125,6 +125,24 @@ def test_an_exit_moves_only_where_that_may_show(after: str, *, moved: bool) -> N
     assert len(exits) == 1 + moved
 
 
+@pytest.mark.parametrize(
+    ("second", "moved"),
+    [
+        ("if b:\n        return", False),
+        ("if tl.cdiv(b, 4) == 0:\n        return", False),
+        ("if tl.load(x):\n        return", True),
+        ("if b:\n        return 1", True),
+        ("if b:\n        tl.store(x, b)\n        return", True),
+    ],
+)
+def test_two_exits_are_not_swapped_where_either_order_leaves(second: str, *, moved: bool) -> None:
+    text = f"@triton.jit\ndef kernel(x, a, b):\n    if a:\n        return\n    {second}\n"
+    swapped = text.replace(
+        f"    if a:\n        return\n    {second}", f"    {second}\n    if a:\n        return"
+    )
+    assert (swapped in {each.text for each in mutants_of("kernels.py", text)}) == moved
+
+
 def test_mutants_are_code_each_once_and_nothing_else_is_changed() -> None:
     mutants = mutants_of("kernels.py", KERNEL)
     assert len({each.text for each in mutants}) == len(mutants)
