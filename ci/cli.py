@@ -383,6 +383,19 @@ def new_command(name: str, operation: str) -> int:
     "--device", type=DEVICES, default="cpu", show_default=True, help="Where kernels would run."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--coverage",
+    is_flag=True,
+    help="List what FlashInfer publishes, what each call needs, and which are judged here.",
+)
+@click.option(
+    "--uses",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="With --coverage: list what an engine's source (a folder or wheel) uses; may be repeated.",
+)
+@click.option("--verbose", "-v", is_flag=True, help="With --coverage: list every call.")
 @from_option
 @output_option(
     "--markdown",
@@ -394,8 +407,24 @@ def new_command(name: str, operation: str) -> int:
     "Write a JSON Schema; this file's name says of what: report.schema.json, bump.schema.json, "
     "case.schema.json or journal.schema.json.",
 )
-def list_command(device: str, outputs: Outputs, *, as_json: bool) -> int:
+def list_command(
+    device: str,
+    outputs: Outputs,
+    uses: Sequence[Path],
+    *,
+    as_json: bool,
+    coverage: bool,
+    verbose: bool,
+) -> int:
     """List implementations, laws and profiles, and why an implementation cannot run here."""
+    if coverage:
+        from .check.coverage import print_coverage
+
+        return print_coverage(uses, as_json=as_json, verbose=verbose)
+    for flag, is_given in (("--uses", bool(uses)), ("--verbose", verbose)):
+        if is_given:
+            message = f"{flag} goes with --coverage"
+            raise click.UsageError(message)
     if outputs.paths:
         from .check.pages import writer
 
