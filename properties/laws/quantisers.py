@@ -7,20 +7,15 @@ from dataclasses import replace
 import torch
 
 from ...reference import QuantizeProblem
-from ...reference.formats.quantizers import (
-    code_bounds,
-    codes_of,
-    given_scale,
-    order_of,
-    scale_bounds,
-)
+from ...reference.formats.quantizers import scale_bounds
 from ...reference.tensors.quantize import QuantizeInputs
 from ...reference.tensors.values import bits, choose, stream
-from ..verdicts.comparison import Check, fail, listed, off, same_bits
+from ..verdicts.comparison import fail, same_bits
 from ..verdicts.contained import Stop
 from ..verdicts.operations import OPERATIONS
+from ..verdicts.quantised import compare_quantised
 from ..verdicts.subject import Subject
-from ..verdicts.verdict import EXACTLY, PASS, VACUOUS, Verdict
+from ..verdicts.verdict import PASS, VACUOUS, Verdict
 from .law import QUANTIZE, Law
 
 NOT_FINITE = (torch.nan, torch.inf, -torch.inf)
@@ -70,64 +65,11 @@ def _check(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch
 def parity(subject: Subject, problem: QuantizeProblem) -> Verdict:
     """Check every scale, and every code by the scale that the call gave."""
     inputs = subject.materialise(problem)
-    x, to, arithmetic = inputs.x.clone(), inputs.to, subject.arithmetic_of(inputs)
+    arithmetic = subject.arithmetic_of(inputs)
     # The oracle looks first: a call may change its inputs.
-    least, most = scale_bounds(x, to, arithmetic)
-    given = None if inputs.scale is None else given_scale(x, inputs.scale)
-    codes, scales = answered(subject, problem, inputs)
-    if scales is not None:
-        verdict = _between("scales", scales, least, most)
-        if verdict.bad:
-            return verdict
-    by = given if scales is None else scales
-    assert by is not None  # noqa: S101  it is given where none is computed
-    low, high = code_bounds(x, by, to, arithmetic)
-    order = order_of(codes)
-    wrong = (order < low) | (order > high)
-    if not wrong.any():
-        return Verdict("PASS", ratio=0.0)
-    return _wrong_code(codes, codes_of(low, to.dtype), wrong, (order - low).abs().double())
-
-
-def _between(name: str, actual: torch.Tensor, least: torch.Tensor, most: torch.Tensor) -> Verdict:
-    """Check that each scale is one of those from ``least`` to ``most``; NaN is none."""
-    wrong = ~((actual >= least) & (actual <= most))
-    if not wrong.any():
-        return Verdict("PASS", ratio=0.0)
-    where = tuple(int(i) for i in wrong.nonzero()[0])
-    apart = (actual.double() - least.double()).abs().nan_to_num(nan=torch.inf)
-    ends = f"{least[where].item():.9g}", f"{most[where].item():.9g}"
-    return off(
-        "numeric",
-        f"{name}{list(where)}",
-        f"{actual[where].item():.9g}",
-        ends[0] if ends[0] == ends[1] else " to ".join(ends),
-        bound=EXACTLY if ends[0] == ends[1] else "",
-        more=f" ({int(wrong.sum())} of {wrong.numel()} differ)",
-        worst=listed(Check(name, actual, least, most - least), wrong, apart),
-    )
-
-
-def _wrong_code(
-    codes: torch.Tensor, expected: torch.Tensor, wrong: torch.Tensor, apart: torch.Tensor
-) -> Verdict:
-    """Return the FAIL of the first wrong code, which counts the others."""
-    where = tuple(int(i) for i in wrong.nonzero()[0])
-    numbers, wanted = codes.double(), expected.double()
-
-    def shown(code: torch.Tensor, number: torch.Tensor) -> str:
-        byte = int(code[where].view(torch.uint8))
-        return f"{number[where].item():.9g} (0x{byte:02x})"
-
-    return off(
-        "numeric",
-        f"codes{list(where)}",
-        shown(codes, numbers),
-        shown(expected, wanted),
-        bound=EXACTLY,
-        more=f", {int(apart[where])} codes apart ({int(wrong.sum())} of {wrong.numel()} differ)",
-        worst=listed(Check("codes", numbers, wanted, torch.zeros_like(wanted)), wrong, apart),
-    )
+    given = replace(inputs, x=inputs.x.clone())
+    scales = scale_bounds(given.x, given.to, arithmetic)
+    return compare_quantised(given, arithmetic, scales, answered(subject, problem, inputs))
 
 
 def _same(what: str, first: Answer, second: Answer) -> Verdict:

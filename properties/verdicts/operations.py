@@ -24,6 +24,7 @@ from ...reference.tensors.batched_moe import BatchedMoEInputs
 from ...reference.tensors.inputs import AttentionInputs, MergeInputs
 from ...reference.tensors.moe_inputs import MoEInputs
 from .comparison import Result
+from .quantised import judge_quantised
 from .routes import judge_route
 from .verdict import Verdict
 
@@ -207,5 +208,6 @@ OPERATIONS = Table("kernelproof.properties.verdicts.operations.OPERATIONS", {
     "moe": Answers("parity", _out, _of_experts, _more_tokens),
     "batched_moe": Answers("parity", _out, _of_batched, _other_counts,
                            unused=BatchedMoEInputs.unused),
-    "quantize": Answers("quantize_parity", _codes_and_scales, names=("codes", "scales")),
+    "quantize": Answers("quantize_parity", _codes_and_scales, judge_apart=judge_quantised,
+                        names=("codes", "scales")),
 })  # fmt: skip

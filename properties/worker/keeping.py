@@ -127,7 +127,7 @@ class Keeper(Subject):
         oracle, answers = ORACLES[operation_of(inputs)], OPERATIONS[problem.operation]
         try:
             if answers.judge_apart is not None:
-                return oracle.answer(inputs)._asdict(), {}
+                return _tensors(oracle.answer(inputs)._asdict()), {}
             if oracle.bounded is None:
                 if not isinstance(inputs, AppendInputs):
                     found = oracle.answer(inputs)
@@ -180,10 +180,13 @@ class Keeper(Subject):
         return _by_name(caches)
 
     def _is_wrong(self, inputs: Any, answer: Named, expected: Named, bound: Named) -> bool:  # noqa: ANN401
-        judge = OPERATIONS[operation_of(inputs)].judge_apart
-        if judge is not None:
-            weights, ids = answer.get("topk_weights"), answer.get("topk_ids")
-            return weights is None or judge(self.implementation, inputs, (weights, ids)).bad
+        answers = OPERATIONS[operation_of(inputs)]
+        if answers.judge_apart is not None:
+            first, second = (answer.get(name) for name in answers.names)
+            return (
+                first is None
+                or answers.judge_apart(self.implementation, inputs, (first, second)).bad
+            )
         for name, wanted in expected.items():
             got = answer.get(name)
             if got is None:
@@ -198,6 +201,10 @@ class Keeper(Subject):
             elif bitwise(name, got.double(), wanted.double()).bad or got.dtype != wanted.dtype:
                 return True
         return False
+
+
+def _tensors(fields: Mapping[str, torch.Tensor | None]) -> Named:
+    return {name: each for name, each in fields.items() if each is not None}
 
 
 def _buffer(operation: str, answer: object) -> Named:

@@ -24,7 +24,15 @@ from kernelproof.properties.verdicts.contained import Stop
 from kernelproof.properties.verdicts.operations import OPERATIONS
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.properties.worker.keeping import Keeper, Kept, read_kept
-from kernelproof.reference import AttentionProblem, MoEProblem, Problem, materialise
+from kernelproof.reference import (
+    Arithmetic,
+    AttentionProblem,
+    MoEProblem,
+    Problem,
+    QuantizeProblem,
+    materialise,
+)
+from kernelproof.reference.formats.quantizers import code_bounds, codes_of
 from kernelproof.reference.operations import OPERATIONS as ORACLES
 
 if TYPE_CHECKING:
@@ -93,6 +101,50 @@ def judged(
     except Stop as stop:
         verdict = stop.verdict
     return verdict, read_kept(folder)
+
+
+QUANTISED = QuantizeProblem(2, 16, regime="zeros")
+
+
+def test_a_zero_of_the_other_sign_is_a_wrong_code(tmp_path: Path) -> None:
+    def signless(inputs: Any, operation: str) -> Any:  # noqa: ANN401
+        codes, scales = right(inputs, operation)
+        code = codes.view(torch.uint8)
+        return torch.where(code == 0x80, 0, code).view(codes.dtype), scales
+
+    verdict, kept = judged(kernel_of("quantize", signless), QUANTISED, tmp_path)
+    assert verdict.bad
+    assert kept is not None
+    assert kept.wrong
+
+
+def test_a_code_that_an_arithmetic_may_give_is_not_wrong(tmp_path: Path) -> None:
+    def least(inputs: Any, operation: str) -> Any:  # noqa: ANN401
+        scales = right(inputs, operation).scales
+        low, _ = code_bounds(inputs.x, scales, inputs.to, Arithmetic(quotients="reciprocal"))
+        return codes_of(low, inputs.to.dtype), scales
+
+    problem = QuantizeProblem(40, 512, block_channels=32, regime="ties", dtype="float32", seed=3)
+    floor = replace(problem, regime="iid")
+    honest = kernel_of("quantize", least, arithmetic=Arithmetic(quotients="reciprocal"))
+    for each in (problem, floor):
+        verdict, kept = judged(honest, each, tmp_path)
+        assert not verdict.bad
+        assert kept is not None
+        assert not kept.wrong
+
+
+@pytest.mark.parametrize("given", [None, 0.5])
+def test_a_kept_answer_of_a_quantiser_has_the_tensors_that_there_are(
+    tmp_path: Path, given: float | None
+) -> None:
+    shape = {"block_rows": 0} if given else {}
+    problem = QuantizeProblem(2, 16, scale=given, **shape)
+    verdict, kept = judged(kernel_of("quantize", right), problem, tmp_path)
+    assert not verdict.bad
+    assert kept is not None
+    assert not kept.wrong
+    assert set(kept.expected) == ({"codes"} if given else {"codes", "scales"})
 
 
 @pytest.mark.parametrize("dies_in", [1, 2])

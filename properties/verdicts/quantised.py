@@ -1,0 +1,109 @@
+"""Judging codes and scales of a quantiser by what its arithmetic may give."""
+
+from __future__ import annotations
+
+import torch
+
+from ...impl import Implementation
+from ...reference import Arithmetic
+from ...reference.formats.quantizers import (
+    code_bounds,
+    codes_of,
+    given_scale,
+    order_of,
+    scale_bounds,
+)
+from ...reference.tensors.quantize import QuantizeInputs
+from .comparison import Check, Result, fail, listed, off
+from .verdict import EXACTLY, Verdict
+
+
+def judge_quantised(
+    implementation: Implementation, inputs: QuantizeInputs, result: Result
+) -> Verdict:
+    """Judge (codes, scales) of a call; scales are None where one was given."""
+    arithmetic = implementation.arithmetic_of(0)
+    codes, scales = result
+    if codes.dtype != inputs.to.dtype or codes.shape != inputs.x.shape:
+        return fail("shape", f"codes are {codes.dtype} of shape {list(codes.shape)}")
+    if inputs.scale is not None:
+        return compare_quantised(inputs, arithmetic, None, (codes, None))
+    least, most = scale_bounds(inputs.x, inputs.to, arithmetic)
+    if scales is None or scales.dtype != least.dtype or scales.shape != least.shape:
+        return fail("shape", "scales are missing, or of another dtype or shape")
+    return compare_quantised(inputs, arithmetic, (least, most), (codes, scales))
+
+
+def compare_quantised(
+    inputs: QuantizeInputs,
+    arithmetic: Arithmetic,
+    bounds: tuple[torch.Tensor, torch.Tensor] | None,
+    answer: tuple[torch.Tensor, torch.Tensor | None],
+) -> Verdict:
+    """Check every scale by its bounds, and every code by the scale that the call gave.
+
+    Zeros of both signs are codes of their own.
+
+    Args:
+        inputs: what the call was given, unchanged.
+        arithmetic: the roundings of the implementation.
+        bounds: the least and the largest scale of each block.
+        answer: codes, and scales where they are computed, of the right shapes and dtypes.
+    """
+    codes, scales = answer
+    if scales is not None and bounds is not None:
+        verdict = _between("scales", scales, *bounds)
+        if verdict.bad:
+            return verdict
+    by = scales
+    if by is None:
+        assert inputs.scale is not None  # noqa: S101  it is given where none is computed
+        by = given_scale(inputs.x, inputs.scale)
+    low, high = code_bounds(inputs.x, by, inputs.to, arithmetic)
+    order = order_of(codes)
+    wrong = (order < low) | (order > high)
+    if not wrong.any():
+        return Verdict("PASS", ratio=0.0)
+    expected = codes_of(low, inputs.to.dtype)
+    return _wrong_code(codes, expected, wrong, (order - low).abs().double())
+
+
+def _between(name: str, actual: torch.Tensor, least: torch.Tensor, most: torch.Tensor) -> Verdict:
+    """Check that each scale is one of those from ``least`` to ``most``; NaN is none."""
+    wrong = ~((actual >= least) & (actual <= most))
+    if not wrong.any():
+        return Verdict("PASS", ratio=0.0)
+    where = tuple(int(i) for i in wrong.nonzero()[0])
+    apart = (actual.double() - least.double()).abs().nan_to_num(nan=torch.inf)
+    ends = f"{least[where].item():.9g}", f"{most[where].item():.9g}"
+    return off(
+        "numeric",
+        f"{name}{list(where)}",
+        f"{actual[where].item():.9g}",
+        ends[0] if ends[0] == ends[1] else " to ".join(ends),
+        bound=EXACTLY if ends[0] == ends[1] else "",
+        more=f" ({int(wrong.sum())} of {wrong.numel()} differ)",
+        worst=listed(Check(name, actual, least, most - least), wrong, apart),
+    )
+
+
+def _wrong_code(
+    codes: torch.Tensor, expected: torch.Tensor, wrong: torch.Tensor, apart: torch.Tensor
+) -> Verdict:
+    """Return the FAIL of the first wrong code, which counts the others."""
+    where = tuple(int(i) for i in wrong.nonzero()[0])
+    numbers, wanted = codes.double(), expected.double()
+
+    def shown(code: torch.Tensor, number: torch.Tensor) -> str:
+        byte = int(code[where].view(torch.uint8))
+        return f"{number[where].item():.9g} (0x{byte:02x})"
+
+    return off(
+        "numeric",
+        f"codes{list(where)}",
+        shown(codes, numbers),
+        shown(expected, wanted),
+        bound=EXACTLY,
+        more=f", {int(apart[where])} codes apart ({int(wrong.sum())} of {wrong.numel()} differ)",
+        worst=listed(Check("codes", numbers, wanted, torch.zeros_like(wanted)), wrong, apart),
+    )
