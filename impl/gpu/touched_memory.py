@@ -210,6 +210,11 @@ class _Allocations(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._memory = memory
 
+    # Else torch imports its compiler at the first operation, for 3 s, so as not to compile it.
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Do an operation of torch, and note the memory of its results."""
         del types
@@ -254,10 +259,11 @@ def _watched(
     loads, changes, place = name.endswith("load"), name.endswith("rmw"), MASKS[name]
     verb = READS if loads else CHANGES if changes else "writes"
     handle, boolean = interpreter.TensorHandle, interpreter.tl.int1
+    bind = inspect.signature(usual).bind  # once: it takes longer than the access itself
 
     @functools.wraps(usual)
     def touched(builder: Any, *given: Any, **named: Any) -> Any:
-        arguments = list(inspect.signature(usual).bind(builder, *given, **named).args)[1:]
+        arguments = list(bind(builder, *given, **named).args)[1:]
         pointers = arguments[1 if changes else 0]
         lanes = np.broadcast_to(arguments[place].data.astype(bool), pointers.data.shape)
         size = max(1, pointers.get_element_ty().primitive_bitwidth // 8)

@@ -40,7 +40,7 @@ from ..search.ending import Ending
 from ..search.examples import ExamplesError, examples_on, open_examples
 from ..search.law_search import LawSearch
 from ..search.module_plan import ModulePlan
-from ..search.plan import Plan, options_of, seconds_of
+from ..search.plan import Plan, light_of, of_operation, options_of, seconds_of
 from ..search.preparation import Setting, prepare
 from ..search.replays import replay
 from ..space.profiles import GATE_SHARE
@@ -281,17 +281,19 @@ class Suite:
         candidate: Candidate,
         report: ImplementationReport,
     ) -> Judged:
-        law, laws = find_law(item.law), laws_of(item.implementation.operation)
+        plan, operation = self._setting.plan, item.implementation.operation
+        law, laws = find_law(item.law), laws_of(operation)
         parts = len(item.implementation.configurations)
         options = replace(
             options_of(
-                self._setting.plan,
+                of_operation(plan, operation),
                 law,
                 laws,
                 candidate.cost,
                 seed=self._seed(item),
                 jobs=self._jobs,
                 parts=parts,
+                alike=light_of(plan, operation) is not None,
             ),
             examples=self._examples and replace(self._examples, part=item.configuration.id),
         )

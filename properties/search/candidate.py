@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -56,6 +57,21 @@ class Deadly:
         )
 
 
+class Rounds:
+    """Problems that were drawn for all laws of an implementation."""
+
+    def __init__(self) -> None:
+        self._drawn: dict[str, list[Problem]] = {}
+        self._lock = threading.Lock()
+
+    def get(self, key: str, draw: Callable[[], list[Problem]]) -> list[Problem]:
+        """Return the problems of a round, which the first law that asks draws."""
+        with self._lock:
+            if key not in self._drawn:
+                self._drawn[key] = draw()
+            return self._drawn[key]
+
+
 @dataclass
 class Candidate:
     """The implementation that is searched, and what the searches of all its laws share."""
@@ -96,6 +112,8 @@ class Candidate:
     """Whether its processes run no other's code: in a shared one it failed, but not by itself."""
     stuck: dict[str, str] = field(default_factory=dict)
     """Places in which HANGs were found to be stuck, by problem id: finding out takes seconds."""
+    rounds: Rounds = field(default_factory=Rounds)
+    """What its laws draw together, see ``SearchOptions.alike``."""
     declared_name: str = ""
     """Name that it was declared with, where that is another: ledgers and seeds go by it."""
 

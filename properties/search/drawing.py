@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import hypothesis
 from hypothesis import Phase
@@ -65,6 +66,8 @@ class SearchOptions:
         longest: whether the law's very long problem is judged too, see ``Profile.long``.
         suspect: what has failed in the deck, tried first.
         kinds: whether only the problems that cover each feature are judged.
+        alike: whether all laws of the implementation draw the same problems, each from another one
+            of a round on.
     """
 
     profile: Profile
@@ -79,6 +82,7 @@ class SearchOptions:
     longest: bool = True
     suspect: Suspect | None = None
     kinds: bool = False
+    alike: bool = False
 
 
 class Search:
@@ -243,11 +247,12 @@ class Search:
 
     def _draw_and_ask(self) -> bool:
         """Ask about the problems of a round; whether there were enough before its end."""
-        drawers, axes, seed = self._options.drawers, *self._source
-        if drawers is None or not drawers.apart:
+        drawers, axes, seed = self._options.drawers or Drawers(0), *self._source
+        if not (drawers.apart or self._options.alike):
             return self._draw(self._ask, Phase.generate)
         if self._drawn is None or self._drawn[0] != seed:  # else only what is behind a suspect
-            self._drawn = seed, drawers.round(axes, self._options.profile, seed)
+            draw = partial(drawers.round, axes, self._options.profile, seed)
+            self._drawn = seed, self._shared(draw) if self._options.alike else draw()
         # Another process has drawn the whole round ahead. After a suspect that was none, the same
         # problems are walked through again; those that were judged are skipped.
         look = _after_first(self._ask) if self._long else self._ask
@@ -257,6 +262,13 @@ class Search:
         except Enough:
             return True
         return False
+
+    def _shared(self, draw: Callable[[], list[Problem]]) -> list[Problem]:
+        """Return the problems of a round that another law may have drawn, from another one on."""
+        axes, seed = self._source
+        drawn = self._runner.candidate.rounds.get(f"{seed} {axes.values}", draw)
+        start = seed_of_round(self._round, self._runner.law.name) % max(len(drawn), 1)
+        return [*drawn[start:], *drawn[:start]]
 
     def _show(self, look: Look, phase: Phase, most: int) -> bool:
         phases = (phase, Phase.shrink) if self._options.shrink else (phase,)
@@ -285,7 +297,8 @@ class Search:
     @property
     def _source(self) -> tuple[Axes, int]:
         """What the problems of this round are drawn from, and its seed."""
-        names = (self._runner.law.name, self._runner.candidate.own_name, self._options.seed)
+        law = "" if self._options.alike else self._runner.law.name
+        names = (law, self._runner.candidate.own_name, self._options.seed)
         axes = self._long_axes if self._long else self._axes
         assert axes is not None  # noqa: S101  else nobody draws
         return axes, seed_of_round(self._round, *(["long"] if self._long else []), *names)

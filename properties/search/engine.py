@@ -53,7 +53,15 @@ from .ending import Ending
 from .examples import examples_on
 from .law_search import LawSearch
 from .module_plan import BUILD_SHARE, LONGEST_SHARE, ModulePlan
-from .plan import Plan, is_thorough, laws_planned, options_of, problems_of
+from .plan import (
+    Plan,
+    is_thorough,
+    laws_planned,
+    light_of,
+    of_operation,
+    options_of,
+    problems_of,
+)
 from .preparation import Setting, prepare
 from .progress import Progress
 from .replays import NOT_REPLAYED, Replayed, Stored, replay
@@ -402,7 +410,8 @@ class Run:
     ) -> Prepared:
         report = examined.report
         laws = laws_planned(self.plan, report.operation)
-        planned = sum(problems_of(self.plan, law, candidate.cost) for law in laws)
+        plan = of_operation(self.plan, report.operation)
+        planned = sum(problems_of(plan, law, candidate.cost) for law in laws)
         if examined.begun:
             planned += len(self._deck_of(candidate, laws))
         self.progress.prepared(report, planned)
@@ -475,7 +484,7 @@ class Run:
 
     def _deck_of(self, candidate: Candidate, laws: Sequence[Law]) -> list[DeckEntry]:
         """Return the first entries of the deck for some laws; under a sanitizer all is slow."""
-        plan = self.plan
+        plan = of_operation(self.plan, candidate.axes.operation)
         if not plan.deck or plan.sanitizer:
             return []
         # Of all laws: a run that is resumed, or a unit of a fleet, asks its part of the same ones.
@@ -591,11 +600,14 @@ class Run:
 
         With ``kinds`` it has the few problems that cover each feature, and no other.
         """
-        plan, take = self.plan, self._take_early if early else self._take_law
+        operation = prepared.report.operation
+        plan = of_operation(self.plan, operation)
+        take = self._take_early if early else self._take_law
         # A law of a part has the seconds that it has in the whole.
-        whole = laws_planned(replace(plan, part=None), prepared.report.operation)
+        whole = laws_planned(replace(plan, part=None), operation)
         jobs, cost = plan.part.jobs if plan.part else self._jobs, prepared.candidate.cost
-        options = options_of(plan, law, whole, cost, seed=self.report.seed, jobs=jobs)
+        alike = light_of(self.plan, operation) is not None
+        options = options_of(plan, law, whole, cost, seed=self.report.seed, jobs=jobs, alike=alike)
         options = replace(
             options, examples=self._examples, drawers=self._drawers, suspect=suspect, kinds=kinds
         )

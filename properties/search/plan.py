@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis.database import ExampleDatabase
 
@@ -12,7 +12,8 @@ from ...reference import Problem
 from ..findings.corpus import Case
 from ..findings.ledger import Ledger
 from ..laws import Law, laws_of
-from ..space.profiles import Cost, Profile
+from ..space.operations import OPERATIONS, Light
+from ..space.profiles import LIGHT_SHARE, Cost, Profile
 from ..space.restrictions import WHOLE_SPACE, Only
 from .candidate import Deadly
 from .drawing import SearchOptions
@@ -128,6 +129,16 @@ def is_thorough(plan: Plan) -> bool:
     return plan.profile.thorough and not plan.laws and plan.only == WHOLE_SPACE
 
 
+def light_of(plan: Plan, operation: str) -> Light | None:
+    """Return the limits of a gate's problems, see ``Space.light``; None where there are none."""
+    return OPERATIONS[operation].light if plan.share < 1 else None
+
+
+def of_operation(plan: Plan, operation: str) -> Plan:
+    """Return the plan with the share of problems that an operation's laws have."""
+    return replace(plan, share=LIGHT_SHARE * plan.share) if light_of(plan, operation) else plan
+
+
 def laws_planned(plan: Plan, operation: str) -> list[Law]:
     """Return the laws that a plan has for an operation, in their order."""
     part = plan.part
@@ -175,6 +186,7 @@ def options_of(
     seed: int,
     jobs: int,
     parts: int = 1,
+    alike: bool = False,
 ) -> SearchOptions:
     """Return how the search under a law goes about it.
 
@@ -186,6 +198,7 @@ def options_of(
         seed: seed of the search.
         jobs: workers that the laws share.
         parts: number of equal parts of the law's search, of which this is one.
+        alike: whether all laws of the implementation draw the same problems.
     """
     problems = problems_of(plan, law, cost, parts)
     return SearchOptions(
@@ -195,4 +208,5 @@ def options_of(
         seconds_of(plan, law, laws, jobs, parts),
         min(law.floor, problems),
         confirm=plan.confirm,
+        alike=alike,
     )

@@ -39,7 +39,7 @@ from .building import Builder, compilers_of_a_build
 from .candidate import Candidate
 from .deadlines import COMPILE_SECONDS
 from .module_plan import ModulePlan
-from .plan import Plan
+from .plan import Plan, light_of
 from .scheduler import Lease
 
 Once = Callable[[str, Callable[[], None]], None]
@@ -398,6 +398,8 @@ class _Surveyed:
         with self.lease() as worker:
             _time(worker, candidate, report, self.profile, plan.costs.get(report.name))
             space = OPERATIONS[candidate.axes.operation]
+            if light := light_of(plan, candidate.axes.operation):
+                candidate.axes = light.limit(candidate.axes)
             candidate.find_kinds = partial(_covering, space.kinds, candidate)
             if plan.profile.thorough:
                 candidate.find_pairs = partial(_covering, space.pairs, candidate)

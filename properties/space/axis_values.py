@@ -46,7 +46,8 @@ class Axes:
         edges: numbers of keys, ascending, that a kernel's tiles and parts end at. Where there are
             any, a problem is one request around or beyond one of them, if its operation has such.
         max_heads: most query heads of a batch of attention, each request's counted; 0 for any.
-        max_requests: most requests of a batch of attention; 0 for any.
+        max_requests: most requests of a batch of attention, or of a builder's; 0 for any.
+        max_steps: most batches of a builder's problem; 0 for any.
     """
 
     operation: str
@@ -58,6 +59,7 @@ class Axes:
     edges: tuple[int, ...] = ()
     max_heads: int = 0
     max_requests: int = 0
+    max_steps: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dictionary; refusals keep their codes."""

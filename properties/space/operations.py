@@ -122,6 +122,22 @@ class Real:
 
 
 @dataclass(frozen=True)
+class Light:
+    """What a problem has at most; 0 for any."""
+
+    max_work: int
+    max_requests: int = 0
+    max_steps: int = 0
+
+    def limit(self, axes: Axes) -> Axes:
+        """Return axes within these limits."""
+        work = min(axes.max_work, self.max_work)
+        return replace(
+            axes, max_work=work, max_requests=self.max_requests, max_steps=self.max_steps
+        )
+
+
+@dataclass(frozen=True)
 class Space:
     """What drawing, simplifying and measuring need to know of an operation's problems.
 
@@ -150,6 +166,9 @@ class Space:
         full: batches that fill a GPU, by what they are: of each kind the first one that an
             implementation takes is judged.
         real: what models have: the floors of a run ask for some; None where nothing is known.
+        light: limits of the problems of a gate over many implementations, where all laws of one
+            draw the same few of them: its answers are integers, of which each bit is judged. None
+            where each law draws its own.
     """
 
     strategy: Callable[[Axes], st.SearchStrategy[Any]]
@@ -172,6 +191,7 @@ class Space:
     wide: Callable[[Axes], Sequence[Problem]] = _none_wide
     full: Callable[[Axes], Mapping[str, Sequence[Problem]]] = _none_full
     real: Real | None = None
+    light: Light | None = None
 
 
 def _attention(**differing: Any) -> Space:  # noqa: ANN401
@@ -228,11 +248,11 @@ OPERATIONS = Table("kernelproof.properties.space.operations.OPERATIONS", {
     ),
     "map_slots": Space(
         slots_problems, sizes.of_steps,
-        lengths=sizes.lengths_of_steps,
+        lengths=sizes.lengths_of_steps, light=Light(400_000),
     ),
     "prepare_batch": Space(
         batch_problems, sizes.of_steps,
-        lengths=sizes.lengths_of_steps,
+        lengths=sizes.lengths_of_steps, light=Light(96, 4, 2),
     ),
     "prepare_steps": Space(
         steps_problems, sizes.of_batches,

@@ -86,6 +86,8 @@ GPU_WORK = 1024
 """Factor of the work that a problem may have on a GPU, where it takes no longer."""
 GATE_SHARE = 0.25
 """Share of a check's problems that the command `gate` gives to each implementation."""
+LIGHT_SHARE = 0.25
+"""Share of these that builders of integers get, see ``operations.Space.light``."""
 
 
 def on_device(profile: Profile, device: str) -> Profile:

@@ -19,7 +19,7 @@ from .strategies import NEW_TOKENS
 
 MOST_KEYS = 4200
 """Most keys of a request: more than the 4096 that the widest block of the kernels covers."""
-MOST_REQUESTS, MOST_SPARE_ROWS = 6, 7
+MOST_REQUESTS, MOST_STEPS, MOST_SPARE_ROWS = 6, 4, 7
 MOST_DRAFTS = 9
 """Most tokens that are verified at once, and drafted."""
 MOST_KEYS_OF_A_MASK = 1024
@@ -35,7 +35,9 @@ BRANCHES = ((1, 0, 0), (2, 0, 0), (4, 0, 0), (1, 64, 0), (3, 1, 0), (2, 128, 4),
 
 
 @st.composite
-def draft_problems(draw: st.DrawFn, problem: BatchProblem, most_keys: int) -> BatchProblem:
+def draft_problems(
+    draw: st.DrawFn, problem: BatchProblem, most_keys: int, axes: Axes
+) -> BatchProblem:
     """Draw batches of requests whose drafts are verified, in place of those of a problem."""
     width = draw(st.integers(1, MOST_DRAFTS))
     # Most engines' kernels ask that each request has a token, and keeps one.
@@ -62,8 +64,9 @@ def draft_problems(draw: st.DrawFn, problem: BatchProblem, most_keys: int) -> Ba
         return tokens, tokens + before, draw(st.integers(0, min(most, MOST_DRAFTS)))
 
     padding = st.lists(st.just((0, 0, 0)), max_size=0 if least else 2)
-    step = st.builds(list.__add__, st.lists(requests(), max_size=MOST_REQUESTS), padding)
-    steps = draw(st.lists(step, min_size=1, max_size=4))
+    most = axes.max_requests or MOST_REQUESTS
+    step = st.builds(list.__add__, st.lists(requests(), max_size=most), padding)
+    steps = draw(st.lists(step, min_size=1, max_size=axes.max_steps or MOST_STEPS))
     longest = max((keys for step in steps for _, keys, _ in step), default=0)
     if problem.output in BRANCHED:
         problem = replace(problem, branches=draw(sampled(BRANCHES)))
@@ -93,8 +96,9 @@ def batch_problems(draw: st.DrawFn, axes: Axes) -> BatchProblem:
     keys = st.integers(1, 2) | lengths(cap, page_size) | lengths(cap, group)
     request = st.tuples(sampled((*NEW_TOKENS, 0)), keys).map(lambda pair: (min(pair), pair[1]))
     padding = st.lists(st.just((0, 0)), max_size=2)
-    step = st.builds(list.__add__, st.lists(request, max_size=MOST_REQUESTS), padding)
-    steps = draw(st.lists(step, min_size=1, max_size=4))
+    most = axes.max_requests or MOST_REQUESTS
+    step = st.builds(list.__add__, st.lists(request, max_size=most), padding)
+    steps = draw(st.lists(step, min_size=1, max_size=axes.max_steps or MOST_STEPS))
     if cap < MOST_KEYS and draw(sampled((False, False, True))):  # work for one long request
         longest = draw(lengths(min(axes.max_work * KEYS_OF_WORK, MOST_KEYS), page_size))
         # Of what has an entry for each new token every other one is a whole prefill, of blocks.
@@ -117,4 +121,4 @@ def batch_problems(draw: st.DrawFn, axes: Axes) -> BatchProblem:
         spare_entries=min(spare, MOST_SPARE_ROWS) if OUTPUTS[output].is_table else spare,
         seed=draw(st.integers(0, LARGEST_SEED)),
     )
-    return draw(draft_problems(problem, cap)) if is_verified(output) else problem
+    return draw(draft_problems(problem, cap, axes)) if is_verified(output) else problem
