@@ -89,6 +89,10 @@ ROUTES = "router_logits"
 """Feature of experts whose calls route by themselves."""
 UNDEFINED = "undefined_without_keys"
 """Feature of attention that promises nothing of rows which see no key."""
+INT64_INPUTS = "int64_inputs"
+"""Feature of builders that take lengths, rows and tables in int64."""
+REFUSES = "refuses_malformed"
+"""Feature of builders that raise an error at what no batch has."""
 INTERPRETED = "interpreted"
 """What laws may need where Triton's interpreter runs the kernels; no feature to declare."""
 DRAWN = {
@@ -181,6 +185,9 @@ PROMISED = {
     "`cum_seq_lens_q` and `cum_pages_kv` besides",
     "no_host_sync": "build_metadata: a call never waits for the GPU; as the host cannot know how "
     "many pages there are, `paged_kv_indices` may be longer than `paged_kv_indptr[-1]`",
+    INT64_INPUTS: "builders of metadata, slots and batches: lengths, rows and tables may be int64",
+    REFUSES: "build_metadata: a negative length, a negative page, and more keys than a row of the "
+    "block table has pages for raise an error that names the argument",
     "large_weights": "moe: nothing is read of experts that no token goes to, so that weights may "
     "be larger than memory",
     "large_tensors": "attention and append_paged_kv: no offset of a page or a row is of 32 bits; "

@@ -5,10 +5,13 @@ from __future__ import annotations
 import torch
 
 from ...reference.tensors.slots import SlotInputs
+from ..features import INT64_INPUTS
 from ..protocol import implementation
 
 
-@implementation("map_slots", name="torch-map-slots", features=("far_slots", "large_rows"))
+@implementation(
+    "map_slots", name="torch-map-slots", features=("far_slots", "large_rows", INT64_INPUTS)
+)
 def map_slots(inputs: SlotInputs) -> torch.Tensor:
     """Look up each token's page, by the rank's own place where keys are dealt to a group."""
     positions, size = inputs.positions, inputs.page_size

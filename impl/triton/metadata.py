@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ...reference.tensors.inputs import MetadataInputs
+from ..features import INT64_INPUTS
 from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.optional import require
 from .support import ceil_div, kernel, next_power_of_two, require_triton
@@ -37,7 +38,7 @@ class DeviceMetadata:
 @kernel(
     "build_metadata",
     name="triton-metadata",
-    features=("no_host_sync", "large_rows"),
+    features=("no_host_sync", "large_rows", INT64_INPUTS),
     compile_key=lambda _: "build",
     build_minutes=BUILD_MINUTES,
 )

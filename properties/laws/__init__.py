@@ -27,7 +27,7 @@ from . import (
     trees,
 )
 from .law import Law
-from .metadata import builders, context_parallel, preparation, steps
+from .metadata import builders, context_parallel, preparation, promises, steps
 
 LAWS: tuple[Law, ...] = (
     *general.LAWS,
@@ -46,6 +46,7 @@ LAWS: tuple[Law, ...] = (
     *merge.LAWS,
     *builders.LAWS,
     *preparation.LAWS,
+    *promises.LAWS,
     *steps.LAWS,
     *context_parallel.LAWS,
     *append.LAWS,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
+from ...impl.features import INT64_INPUTS, REFUSES
 from ...reference.tensors.inputs import MetadataInputs
 from .catalogue import SeededBug, seeded
 from .honest import (
@@ -99,4 +100,42 @@ def lengths_decremented(inputs: MetadataInputs) -> Built:
     """Compute last page lengths from seq_lens - 1, subtracted in place."""
     built = build(inputs)
     inputs.seq_lens.sub_(1)
+    return built
+
+
+_first_sizes: list[int] = []
+
+
+@dataclass(frozen=True)
+class Sized(Built):
+    """Metadata with the number of keys that its pages have."""
+
+    page_size: int
+
+
+@seeded(BUGS, METADATA, "metadata_attended")
+def page_size_of_the_first_batch(inputs: MetadataInputs) -> Sized:
+    """Return the page size that the first call had."""
+    _first_sizes.append(inputs.page_size)
+    return Sized(**vars(build(inputs)), page_size=_first_sizes[0])
+
+
+@seeded(BUGS, METADATA, "int64_inputs", features=(INT64_INPUTS,))
+def int64_lengths_read_as_int32(inputs: MetadataInputs) -> Built:
+    """Read the bytes of lengths as int32, whatever their dtype is."""
+    lengths = inputs.seq_lens.contiguous().view(torch.int32)[: len(inputs.seq_lens)]
+    return build(replace(inputs, seq_lens=lengths))
+
+
+@seeded(BUGS, METADATA, "metadata_refusals", features=(REFUSES,))
+def narrow_table_accepted(inputs: MetadataInputs) -> Built:
+    """Refuse negative lengths and pages, and cut what a row has no pages for."""
+    for name in ("query_lens", "seq_lens"):
+        if (getattr(inputs, name) < 0).any():
+            raise ValueError(name)
+    counts = (-(-inputs.seq_lens // inputs.page_size)).clamp(max=inputs.block_table.shape[1])
+    built = build(inputs, counts)
+    if (built.paged_kv_indices < 0).any():
+        message = "block_table has a negative page"
+        raise ValueError(message)
     return built

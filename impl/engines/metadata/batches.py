@@ -9,6 +9,7 @@ import torch
 
 from ....reference import BatchProblem
 from ....reference.tensors.preparation import BatchInputs
+from ...features import INT64_INPUTS
 from ...gpu.triton_interpreter import scalars_as_bounds
 from ...protocol import Implementation
 from ...targets.refusal import Refusal
@@ -58,7 +59,7 @@ def builder(
     windows: bool = False,
     sized: bool = False,
     more: More = _everything,
-    features: tuple[str, ...] = (),
+    features: tuple[str, ...] = (INT64_INPUTS,),
 ) -> Callable[[Callable[[BatchInputs], None]], Implementation]:
     """Make an implementation of a function that writes ``inputs.buffer``, for use as a decorator.
 
@@ -70,7 +71,7 @@ def builder(
         windows: whether it knows windows.
         sized: whether sizes of tables and buffers are constants of the kernel.
         more: says what else it takes.
-        features: what it opts into.
+        features: what it opts into; nearly all take integers of any width.
     """
     provider = (file if isinstance(file, str) else file[0]).partition(".")[0]
 

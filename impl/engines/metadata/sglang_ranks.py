@@ -288,7 +288,7 @@ def windowed_table(inputs: BatchInputs) -> None:
         (len(inputs.block_table), width), -1, dtype=torch.int32, device=counts.device
     )
     lengths = torch.full((len(table),), width, dtype=torch.int32, device=counts.device)
-    lengths[inputs.rows.long()] = prefills
+    lengths[inputs.rows.long()] = prefills.int()
     for row, prefill, gap, count in zip(inputs.rows.long(), prefills, gaps, counts, strict=True):
         table[row, :prefill] = inputs.block_table[row, :prefill]
         table[row, prefill + gap : count + gap] = inputs.block_table[row, prefill:count]

@@ -192,6 +192,7 @@ def _known_table(problem: BatchProblem) -> str | bool:
     {"page_table": "zero_rows"},
     windows=True,
     more=_known_table,
+    features=(),  # addresses of tables go to the kernel, which reads int32
 )
 def block_table(inputs: BatchInputs) -> None:
     """Gather the requests' rows of a block table, as for one group of layers."""

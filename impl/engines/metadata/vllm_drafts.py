@@ -8,6 +8,7 @@ import torch
 
 from ....reference import BatchProblem
 from ....reference.tensors.preparation import MASK_TOKEN, VOCABULARY, BatchInputs
+from ...features import FAR_SLOTS, INT64_INPUTS
 from ..sources import load
 from ..vllm_stubs import stubs
 from .batches import (
@@ -229,7 +230,7 @@ def _has_tokens(problem: BatchProblem) -> str | bool:
         "query_indices_to_sample": "kept",
     },
     more=_has_tokens,
-    features=("far_slots",),
+    features=(FAR_SLOTS, INT64_INPUTS),
 )
 def dflash_inputs(inputs: BatchInputs) -> None:
     """Write what a drafter is given that attends to the target's tokens."""
@@ -266,7 +267,7 @@ def dflash_inputs(inputs: BatchInputs) -> None:
 def _of_rows(inputs: BatchInputs, of_requests: torch.Tensor, other: int) -> torch.Tensor:
     """Return what is known of each row of a table, something else of rows without a request."""
     found = torch.full_like(inputs.computed, other)
-    found[inputs.rows.long()] = of_requests.int()
+    found[inputs.rows.long()] = of_requests.to(found.dtype)
     return found
 
 
@@ -318,6 +319,7 @@ def computed_tokens(inputs: BatchInputs) -> None:
     BATCH_FILE,
     "LOOKAHEAD_BLOCK",
     {"accepted_tokens": "kept"},
+    features=(),  # what the runner keeps beside it is int32
 )
 def input_ids(inputs: BatchInputs) -> None:
     """Write the tokens that are kept: of every other short request as a sampled one and drafts."""

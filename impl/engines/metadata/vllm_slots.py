@@ -8,6 +8,7 @@ import torch
 
 from ....reference import PAD_SLOT, SlotsProblem
 from ....reference.tensors.slots import SlotInputs
+from ...features import INT64_INPUTS
 from ...gpu.triton_interpreter import scalar_conditions, scalars_as_bounds
 from ...targets.refusal import Refusal
 from ...targets.target import Target
@@ -53,7 +54,7 @@ def _key_of_groups(problem: SlotsProblem) -> Hashable:
     name="vllm-slot-mapping",
     provider="vllm",
     supports=_supports_one,
-    features=("far_slots", "large_rows"),
+    features=("far_slots", "large_rows", INT64_INPUTS),
     compile_key=_compile_key,
 )
 def one_table(inputs: SlotInputs) -> torch.Tensor:
