@@ -490,7 +490,10 @@ class Run:
         # Of all laws: a run that is resumed, or a unit of a fleet, asks its part of the same ones.
         whole = laws_planned(replace(plan, part=None), candidate.axes.operation)
         planned = sum(problems_of(plan, law, candidate.cost) for law in whole)
-        entries = entries_for(whole, candidate)[: max(LEAST_DEALT, int(DECK_SHARE * planned))]
+        entries = entries_for(whole, candidate)
+        if light := light_of(self.plan, candidate.axes.operation):
+            entries = [entry for entry in entries if entry.problem.work <= light.max_work]
+        entries = entries[: max(LEAST_DEALT, int(DECK_SHARE * planned))]
         names = {law.name for law in laws}
         return [entry for entry in entries if entry.law in names]
 

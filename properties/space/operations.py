@@ -252,7 +252,7 @@ OPERATIONS = Table("kernelproof.properties.space.operations.OPERATIONS", {
     ),
     "prepare_batch": Space(
         batch_problems, sizes.of_steps,
-        lengths=sizes.lengths_of_steps, light=Light(96, 4, 2),
+        lengths=sizes.lengths_of_steps, light=Light(24, 4, 2),
     ),
     "prepare_steps": Space(
         steps_problems, sizes.of_batches,
