@@ -137,6 +137,7 @@ def _with(problem: Problem, values: Mapping[str, Any], axes: Axes) -> Iterator[P
     try:
         changed: Any = _of_phases(replace(problem, **changes), axes)
         changed = _of_lengths(changed, axes)
+        changed = OPERATIONS[axes.operation].fitted(changed)
         regimes = OPERATIONS[axes.operation].regimes(changed, axes)
         if not _has_regime(changed, axes):
             changed = replace(changed, regime=regimes[0])

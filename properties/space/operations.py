@@ -27,7 +27,7 @@ from .attention_strategies import (
 from .axis_values import Axes
 from .floors import edges_of_experts, edges_owed_by_experts, floor_problems, long_problems
 from .longest import full_batches, longest, of_hidden_tiles, of_one_sign
-from .metadata.preparation import batch_problems
+from .metadata.preparation import batch_problems, few_rows
 from .metadata.steps import steps_problems
 from .metadata.strategies import (
     context_parallel_problems,
@@ -166,6 +166,7 @@ class Space:
         full: batches that fill a GPU, by what they are: of each kind the first one that an
             implementation takes is judged.
         real: what models have: the floors of a run ask for some; None where nothing is known.
+        fitted: a problem with other values than it was drawn with, as it would be drawn with them.
         light: limits of the problems of a gate over many implementations, where all laws of one
             draw the same few of them: its answers are integers, of which each bit is judged. None
             where each law draws its own.
@@ -191,6 +192,7 @@ class Space:
     wide: Callable[[Axes], Sequence[Problem]] = _none_wide
     full: Callable[[Axes], Mapping[str, Sequence[Problem]]] = _none_full
     real: Real | None = None
+    fitted: Callable[[Any], Problem] = _as_it_is
     light: Light | None = None
 
 
@@ -252,7 +254,7 @@ OPERATIONS = Table("kernelproof.properties.space.operations.OPERATIONS", {
     ),
     "prepare_batch": Space(
         batch_problems, sizes.of_steps,
-        lengths=sizes.lengths_of_steps, light=Light(24, 4, 2),
+        lengths=sizes.lengths_of_steps, fitted=few_rows, light=Light(24, 4, 2),
     ),
     "prepare_steps": Space(
         steps_problems, sizes.of_batches,

@@ -34,6 +34,13 @@ BRANCHES = ((1, 0, 0), (2, 0, 0), (4, 0, 0), (1, 64, 0), (3, 1, 0), (2, 128, 4),
 """Branches that are drafted of a request, last keys that each of them sees, and first ones."""
 
 
+def few_rows(problem: BatchProblem) -> BatchProblem:
+    """Return a problem with few spare rows of a table: some kernels launch a program for each."""
+    if not OUTPUTS[problem.output].is_table:
+        return problem
+    return replace(problem, spare_entries=min(problem.spare_entries, MOST_SPARE_ROWS))
+
+
 @st.composite
 def draft_problems(
     draw: st.DrawFn, problem: BatchProblem, most_keys: int, axes: Axes
@@ -117,8 +124,8 @@ def batch_problems(draw: st.DrawFn, axes: Axes) -> BatchProblem:
         interleave=interleave if group > 1 else 1,
         spare_rows=draw(st.integers(0, 3)),
         spare_columns=draw(st.integers(0, 3)),
-        # Some kernels launch a program for each row of a table.
-        spare_entries=min(spare, MOST_SPARE_ROWS) if OUTPUTS[output].is_table else spare,
+        spare_entries=spare,
         seed=draw(st.integers(0, LARGEST_SEED)),
     )
+    problem = few_rows(problem)
     return draw(draft_problems(problem, cap, axes)) if is_verified(output) else problem
