@@ -25,6 +25,8 @@ from ...impl.gpu.wide_memory import WideMemory
 from ...impl.gpu.widened import widened
 from ...reference import Arithmetic, AttentionOutput, Problem, Routing, oracle
 from ...reference.attention.bounds import Bounded
+from ...reference.formats.arithmetic import UNIT_ROUNDOFF
+from ...reference.moe.routing_rules_bounds import sparsemixer_jump
 from ...reference.operations import bounded_answer
 from ...reference.tensors.moe_inputs import RouteInputs
 from .comparison import Result, against_oracle
@@ -98,6 +100,17 @@ def _of_route(inputs: RouteInputs, result: Result) -> tuple[Result, Bounded]:
     compared = oracle.judge_routing(inputs, Routing(ids, weights), FLOAT32)
     right = compared.ids_right.double()
     wanted = AttentionOutput(compared.expected, torch.ones_like(right))
-    return (weights, right), Bounded(
-        wanted, AttentionOutput(compared.bound, torch.zeros_like(right))
-    )
+    bound = torch.where(_is_open(inputs, ids), compared.bound / SHARE, compared.bound)
+    return (weights, right), Bounded(wanted, AttentionOutput(bound, torch.zeros_like(right)))
+
+
+def _is_open(inputs: RouteInputs, ids: torch.Tensor) -> torch.Tensor:
+    """Whether a weight depends on which side of a threshold a rounding in float32 leaves an expert.
+
+    A kernel is given the threshold as a float32, however wide it computes.
+    """
+    if inputs.method != "sparsemixer":
+        return torch.zeros_like(ids, dtype=torch.bool)
+    taken = ids.long().clamp(0, inputs.logits.shape[1] - 1)
+    roundoff = UNIT_ROUNDOFF["float32"]
+    return sparsemixer_jump(inputs.logits.double(), taken, inputs.jitter, roundoff) > 0

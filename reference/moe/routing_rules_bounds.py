@@ -6,7 +6,7 @@ import torch
 
 from ..attention.error_terms import EXP, LOGIT, SUM, growth
 from ..attention.reordering import LARGEST_LOGIT_ERROR
-from .routing_rules import passes
+from .routing_rules import Pass, passes
 
 NEAR = 4.0
 """Roundings of what sparsemixer compares, in units of u: a difference, a quotient, the jitter."""
@@ -32,6 +32,22 @@ def best_of_each_were_taken(
     return right
 
 
+def sparsemixer_jump(
+    logits: torch.Tensor, ids: torch.Tensor, jitter: float, u: float
+) -> torch.Tensor:
+    """Return how far sparsemixer's weights [tokens, top_k] go where experts are near, or just not.
+
+    It is 0 where the distance of no expert is so close to the one that is near that roundings of
+    ``NEAR`` u decide. It does not shrink with the roundings of what is computed behind it.
+    """
+    return torch.stack([_jump(near, u) for near in passes(logits, ids, jitter)], dim=1)
+
+
+def _jump(near: Pass, u: float) -> torch.Tensor:
+    weight, least, most = near.share(), near.share(NEAR * u), near.share(-NEAR * u)
+    return torch.maximum(most - weight, weight - least)
+
+
 def sparsemixer_error(
     logits: torch.Tensor, ids: torch.Tensor, jitter: float, u: float
 ) -> torch.Tensor:
@@ -42,11 +58,11 @@ def sparsemixer_error(
     """
     found = []
     for near in passes(logits, ids, jitter):
-        weight, least, most = near.share(), near.share(NEAR * u), near.share(-NEAR * u)
+        most = near.share(-NEAR * u)
         size = near.left.abs().masked_fill(near.left.isneginf(), 0.0) + near.best.abs()
         relative = torch.expm1((u * (LOGIT * size + EXP)).clamp(max=LARGEST_LOGIT_ERROR))
         powers = torch.exp(near.near(NEAR * u) - near.best)
         share = powers / powers.sum(dim=1, keepdim=True)
         common = (share * relative).sum(dim=1) + (growth(logits.shape[1]) + SUM) * u
-        found.append(torch.maximum(most - weight, weight - least) + most * common)
+        found.append(_jump(near, u) + most * common)
     return torch.stack(found, dim=1)

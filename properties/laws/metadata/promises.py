@@ -131,7 +131,7 @@ def _malformed(inputs: MetadataInputs) -> Iterator[tuple[str, tuple[str, ...], M
     def changed(name: str, place: tuple[int, ...], value: int) -> MetadataInputs:
         tensor = getattr(inputs, name).clone()
         tensor[place] = value
-        return replace(inputs, **{name: tensor})  # type: ignore[arg-type]
+        return replace(inputs, **{name: tensor})
 
     requests, columns = inputs.block_table.shape
     if not requests:

@@ -75,6 +75,24 @@ def test_our_kernels_compute_what_the_oracle_does(name: str, interpreter: Worker
     assert found.ratio < 0.01, "float64 takes next to nothing of what is allowed"
 
 
+def test_an_expert_on_the_threshold_of_sparsemixer_may_go_either_way(interpreter: Worker) -> None:
+    """Its distance is 2 jitter of its size to the last bit of a float32, as the kernel has it."""
+    problem = RouteProblem(
+        num_tokens=1,
+        token_ids=(888,),
+        num_experts=95,
+        top_k=2,
+        method="sparsemixer",
+        dtype="float16",
+        regime="negative",
+        seed=1,
+    )
+    found = ask(interpreter, "algebra", "triton-route", problem)
+    assert (found.status, found.vacuous) == ("PASS", False)
+    assert found.ratio is not None
+    assert found.ratio > 0.1, "it went the other way"
+
+
 def test_a_fault_that_16_bits_hide_is_found(interpreter: Worker, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(KERNEL_FILE)
     problem = MergeProblem(num_states=2, num_tokens=4, dtype="bfloat16", head_dim=16)
