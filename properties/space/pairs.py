@@ -345,11 +345,11 @@ def _with_lengths(
     phases = axes.values["phase"]
     verified = [tokens for tokens in axes.values.get("verify", ()) if tokens > 0]
     # Of other lengths by tiles: else one request's length in another's place shows nothing.
-    longest, half, few = keys, keys // 2 - 3, keys // 4
+    longest, half, few = keys, max(keys // 2 - 3, TOKENS + 1), max(keys // 4, 2)
     if "chunk" in phases:
         lengths = [(TOKENS, longest), (TOKENS + 1, half), (1, few)]
     elif "prefill" in phases:
-        lengths = [(each, each) for each in (keys // 2, few - 3, 1)]
+        lengths = [(each, each) for each in (keys // 2, keys // 4, 1)]
     elif verified:
         tokens = verified[number % len(verified)]
         lengths = [(tokens, max(tokens, each)) for each in (longest, half, 1)]

@@ -98,6 +98,15 @@ def test_each_claimed_kind_is_in_one_of_a_few_problems(axes: Axes) -> None:
     assert tiles.group_size > 1
 
 
+@pytest.mark.parametrize("phase", ["decode", "prefill", "chunk"])
+def test_the_shortest_requests_have_a_key_for_each_query(axes: Axes, phase: str) -> None:
+    """Of many channels and heads, the fewest keys are chosen."""
+    heads = {"head_dims": ((512, 512),), "group_size": (32,), "phase": (phase,)}
+    for work in (2**12, 2**20, 2**22, 2**24):
+        dear = replace(axes, values={**axes.values, **heads}, max_work=work)
+        assert kinds_of_features(dear, lambda problems: [True] * len(problems)) or work < 2**20
+
+
 def test_each_side_of_a_window_has_tiles_of_queries(axes: Axes) -> None:
     """Some engines call a kernel that takes no group with a window on the right."""
     right = replace(axes, values={**axes.values, "window_right": (-1, 1)})
