@@ -27,7 +27,7 @@ from .attention_strategies import (
 from .axis_values import Axes
 from .floors import edges_of_experts, edges_owed_by_experts, floor_problems, long_problems
 from .longest import full_batches, longest, of_hidden_tiles, of_one_sign
-from .metadata.preparation import batch_problems, few_rows
+from .metadata.preparation import batch_problems, few_rows, narrow_tables
 from .metadata.steps import steps_problems
 from .metadata.strategies import (
     context_parallel_problems,
@@ -162,7 +162,7 @@ class Space:
         no_longest: why there is no such problem where ``longest`` returns none.
         kinds: a few problems that cover each feature, the same in each run.
         pairs: problems that cover pairs of features, the same in each run.
-        wide: requests of more keys than are drawn, which show what hides many keys.
+        wide: problems that are rarely drawn: more keys, which show what hides many, or fewer.
         full: batches that fill a GPU, by what they are: of each kind the first one that an
             implementation takes is judged.
         real: what models have: the floors of a run ask for some; None where nothing is known.
@@ -254,7 +254,8 @@ OPERATIONS = Table("kernelproof.properties.space.operations.OPERATIONS", {
     ),
     "prepare_batch": Space(
         batch_problems, sizes.of_steps,
-        lengths=sizes.lengths_of_steps, fitted=few_rows, light=Light(24, 4, 2),
+        lengths=sizes.lengths_of_steps, fitted=few_rows, wide=narrow_tables,
+        light=Light(24, 4, 2),
     ),
     "prepare_steps": Space(
         steps_problems, sizes.of_batches,

@@ -34,6 +34,18 @@ BRANCHES = ((1, 0, 0), (2, 0, 0), (4, 0, 0), (1, 64, 0), (3, 1, 0), (2, 128, 4),
 """Branches that are drafted of a request, last keys that each of them sees, and first ones."""
 
 
+def narrow_tables(axes: Axes) -> list[BatchProblem]:
+    """Return a batch for each table, whose requests have one page: few drawn ones have no more."""
+    size = max(axes.allows("page_size"))
+    steps = (((1, 2), (1, size)), ((1,), (size,))) if size > 1 else (((1, 1), (1, 1)),)
+    window = axes.allows("window_left")[0]
+    return [
+        BatchProblem(output, steps, page_size=size, rest=rest, window_left=window)
+        for output, rest in axes.allows("outputs")
+        if OUTPUTS[output].is_table and not _is_verified(output)
+    ]
+
+
 def few_rows(problem: BatchProblem) -> BatchProblem:
     """Return a problem with few spare rows of a table: some kernels launch a program for each."""
     if not OUTPUTS[problem.output].is_table:
