@@ -42,7 +42,7 @@ def narrow_tables(axes: Axes) -> list[BatchProblem]:
     return [
         BatchProblem(output, steps, page_size=size, rest=rest, window_left=window)
         for output, rest in axes.allows("outputs")
-        if OUTPUTS[output].is_table and not _is_verified(output)
+        if OUTPUTS[output].is_table and not is_verified(output)
     ]
 
 
