@@ -8,6 +8,7 @@ from ..reference import (
     MergeProblem,
     MoEProblem,
     Problem,
+    QuantizeProblem,
     RouteProblem,
     SlotsProblem,
 )
@@ -78,6 +79,7 @@ LSE_VIEWS = "lse_views"
 INF_MARKS = "inf_marks_empty"
 """Feature of merging states of no keys whose lse is inf."""
 FAR_SLOTS = "far_slots"
+E8M0_SCALES, SWIZZLED_SCALES = "e8m0_scales", "swizzled_scales"
 """Feature of slots that do not fit into int32."""
 INT32_SLOTS = 2**31
 """Slots that int32 can count."""
@@ -174,6 +176,8 @@ DRAWN = {
     "identity_experts": "`inputs.identity_experts`",
     "padded_widths": "weights, and it may be hidden states, are wider than `inputs.hidden_size` "
     "and `inputs.inter_size`, with zeros behind these; the result has `hidden_size` channels",
+    E8M0_SCALES: "quantize: scales are uint8 codes of powers of two",
+    SWIZZLED_SCALES: "with `e8m0_scales`: `inputs.scale_layout` is `swizzled`",
     FAR_SLOTS: "map_slots and prepare_batch: page ids whose slots do not fit into int32",
 }
 """Optional features by name, each with what a call has then; they are drawn only where named.
@@ -237,10 +241,24 @@ def drawn_features(problem: Problem) -> list[str]:
         return _of_routing(problem)
     if isinstance(problem, BatchedMoEProblem):
         return _of_experts(problem.rows)
+    if isinstance(problem, QuantizeProblem):
+        return _of_quantising(problem)
+    return _of_others(problem)
+
+
+def _of_others(problem: Problem) -> list[str]:
     if isinstance(problem, SlotsProblem):
         last = (problem.first_page + PAGES) * problem.page_size
         return [FAR_SLOTS] if last > INT32_SLOTS else []
     return _of_merging(problem) if isinstance(problem, MergeProblem) else []
+
+
+def _of_quantising(problem: QuantizeProblem) -> list[str]:
+    needs = {
+        E8M0_SCALES: problem.scale_format == "e8m0",
+        SWIZZLED_SCALES: problem.scale_layout == "swizzled",
+    }
+    return [name for name, needed in needs.items() if needed]
 
 
 def inexpressible(problem: Problem) -> dict[str, str]:

@@ -89,6 +89,19 @@ def refused_rows(problem: QuantizeProblem) -> str | None:
     )  # fmt: skip
 
 
+MX_FEATURES, MX_GROUP = ("e8m0_scales",), 32
+"""Features of quantisers to mxfp8, and the channels of a group."""
+
+
+def refused_mx(problem: QuantizeProblem, floor: float) -> str | None:
+    """Return why scales are none of mxfp8, row after row; None if they are."""
+    return first_reason(
+        (problem.scale_format != "e8m0", "scales are e8m0 codes"),
+        (group_of(problem) != MX_GROUP, f"a group has {MX_GROUP} channels"),
+        (problem.floor != floor, f"the largest magnitude counts at least {floor:g}"),
+    )  # fmt: skip
+
+
 def int8_tokens(file: Names) -> Supports:
     """Return the claims of ``per_token_quant_int8`` of an engine's file."""
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from ...reference import Arithmetic, QuantizeProblem
+from ...reference.formats.quantizers import LEAST_NORMAL
 from ...reference.tensors.quantize import QuantizeInputs
 from ..gpu.triton_interpreter import rounding_away
 from ..targets.refusal import Refusal, first_reason
 from ..targets.target import Target
 from .quantisers import (
     INT8,
+    MX_FEATURES,
     Answer,
     group_of,
     int8_groups,
@@ -22,6 +27,7 @@ from .quantisers import (
     refused,
     refused_given,
     refused_groups,
+    refused_mx,
     refused_rows,
 )
 from .sglang_calls import SGLANG, stubs
@@ -30,9 +36,10 @@ from .vllm_stubs import Unused
 
 HOME = "sglang.kernels.ops.quantization"
 FP8_FILE, INT8_FILE = f"{HOME}.fp8_kernel", f"{HOME}.int8_kernel"
+MX_FILE, SWIZZLED_FILE = f"{HOME}.mxfp8_quant", f"{HOME}.mxfp8_swizzled_triton"
 CAST_FILE, ACT_FILE = f"{HOME}.fp8_quantize", f"{HOME}.act_quant_triton"
 FP8, BOTH = ("float8_e4m3fn",), ("float8_e4m3fn", "float8_e5m2")
-ACT_FLOOR = 1e-4
+ACT_FLOOR, MX_FLOOR = 1e-4, 1e-30
 ROWS_OF_MLA = 256
 """Rows that the output of ``per_token_group_quant_mla_deep_gemm_masked_fp8`` is padded to."""
 
@@ -203,6 +210,72 @@ def group_int8(inputs: QuantizeInputs) -> Answer:
             x, to.block[1] or x.shape[1], eps=to.floor
         )
     return codes, scales
+
+
+def _supports_mx(problem: QuantizeProblem, target: Target) -> Refusal | str | bool:
+    why = refused(problem, target, MX_FILE, "to_mxfp8", FP8) or refused_mx(problem, MX_FLOOR)
+    why = why or refused_groups(problem)
+    return why or True
+
+
+@quantiser(
+    name="sglang-quant-mxfp8",
+    provider=SGLANG,
+    supports=_supports_mx,
+    features=MX_FEATURES,
+    # `ceil(log2(amax / 448.0))`, and a division by a power of two: mxfp8_quant.py.
+    arithmetic=Arithmetic(scales="approximate", powers="logarithm"),
+)
+def mxfp8(inputs: QuantizeInputs) -> Answer:
+    """Quantise groups of 32 by ``to_mxfp8``."""
+    with load(MX_FILE, quantising_stubs) as kernels:
+        found = kernels.to_mxfp8(inputs.x)
+    return found.data, found.scale
+
+
+def _supports_swizzled(problem: QuantizeProblem, target: Target) -> Refusal | str | bool:
+    why = refused(problem, target, SWIZZLED_FILE, "mxfp8_quantize_swizzled", FP8)
+    why = why or refused_mx(problem, LEAST_NORMAL) or refused_groups(problem)
+    why = why or first_reason(
+        (problem.dtype != "bfloat16", "takes bfloat16"),
+        (problem.scale_layout != "swizzled", "scales are swizzled"),
+    )  # fmt: skip
+    return why or True
+
+
+@quantiser(
+    name="sglang-quant-mxfp8-swizzled",
+    provider=SGLANG,
+    supports=_supports_swizzled,
+    features=(*MX_FEATURES, "swizzled_scales"),
+)
+def swizzled_mxfp8(inputs: QuantizeInputs) -> Answer:
+    """Quantise groups of 32 by ``mxfp8_quantize_swizzled``, whose powers are of exponents' bits."""
+    with load(SWIZZLED_FILE, quantising_stubs) as kernels, on_any_device(kernels, inputs.x):
+        codes, scales = kernels.mxfp8_quantize_swizzled(inputs.x)
+    return codes, scales.view(inputs.scale_shape)
+
+
+@contextmanager
+def on_any_device(kernels: Any, x: torch.Tensor) -> Iterator[None]:  # noqa: ANN401  a module of theirs
+    """Let the interpreter run what asks for a tensor of a GPU."""
+    if x.is_cuda:
+        yield
+        return
+    with (
+        patch.object(kernels, "can_use_mxfp8_swizzled", lambda _: True),
+        patch.object(torch, "get_device_module", lambda: NoDevices),
+    ):
+        yield
+
+
+class NoDevices:
+    """Stands in for ``torch.cuda`` where the interpreter runs."""
+
+    @staticmethod
+    def device(_device: torch.device) -> AbstractContextManager[None]:
+        """Select no device."""
+        return nullcontext()
 
 
 def _supports_tensor(problem: QuantizeProblem, target: Target) -> Refusal | str | bool:

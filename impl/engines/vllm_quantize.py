@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 
 from ...reference import Arithmetic, QuantizeProblem
+from ...reference.formats.quantizers import LEAST_NORMAL
 from ...reference.tensors.quantize import QuantizeInputs
 from ..gpu.triton_interpreter import rounding_away
 from ..targets.refusal import Refusal
 from ..targets.target import Target
 from .quantisers import (
+    MX_FEATURES,
     Answer,
     int8_groups,
     int8_tokens,
@@ -17,11 +19,13 @@ from .quantisers import (
     refused,
     refused_given,
     refused_groups,
+    refused_mx,
 )
 from .sources import load
 from .vllm_stubs import QUANTISATION, stubs_without_operators
 
 FP8_FILE, INT8_FILE = f"{QUANTISATION}.fp8_utils", f"{QUANTISATION}.int8_utils"
+MX_FILE = f"{QUANTISATION}.mxfp8_utils"
 PADDING_FILE = "vllm.kernels.triton.qkv_padded_fp8_quant"
 FP8 = ("float8_e4m3fn",)
 
@@ -82,6 +86,26 @@ def group_int8(inputs: QuantizeInputs) -> Answer:
         codes, scales = kernels.per_token_group_quant_int8(
             x, to.block[1] or x.shape[1], eps=to.floor
         )
+    return codes, scales
+
+
+def _supports_mx(problem: QuantizeProblem, target: Target) -> Refusal | str | bool:
+    why = refused(problem, target, MX_FILE, "_mxfp8_e4m3_quantize_triton", FP8)
+    return why or refused_mx(problem, LEAST_NORMAL) or refused_groups(problem) or True
+
+
+@quantiser(
+    name="vllm-quant-mxfp8",
+    provider="vllm",
+    supports=_supports_mx,
+    features=MX_FEATURES,
+    # `ceil(log2(amax / FP8_MAX))`, and a product with a power of two: mxfp8_utils.py.
+    arithmetic=Arithmetic(scales="approximate", powers="logarithm"),
+)
+def mxfp8(inputs: QuantizeInputs) -> Answer:
+    """Quantise groups of 32 by ``_mxfp8_e4m3_quantize_triton``, which ROCm runs."""
+    with load(MX_FILE, stubs_without_operators) as kernels:
+        codes, scales = kernels._mxfp8_e4m3_quantize_triton(inputs.x)  # noqa: SLF001
     return codes, scales
 
 

@@ -15,11 +15,14 @@ OVERFLOW = {
     ),
 }
 """The largest float32 that a cast without saturation rounds to a number, and what is beyond it."""
-MANTISSA, EXPONENT = 0x7FFFFF, 0x7F800000
+MANTISSA, EXPONENT, EXPONENT_SHIFT = 0x7FFFFF, 0x7F800000, 23
 """Bits of a float32."""
+LEAST_E8M0 = 2.0**-127
 
 
-@implementation("quantize", name="torch-quantize", features=("large_rows",))
+@implementation(
+    "quantize", name="torch-quantize", features=("large_rows", "e8m0_scales", "swizzled_scales")
+)
 def quantize(inputs: QuantizeInputs) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Divide the matrix by its scales in float32, and round once more to codes."""
     x, to = inputs.x, inputs.to
@@ -34,15 +37,22 @@ def quantize(inputs: QuantizeInputs) -> tuple[torch.Tensor, torch.Tensor | None]
         wide = torch.nn.functional.pad(x.float().abs(), room)
         amax = wide.unflatten(1, (across, columns)).unflatten(0, (down, rows)).amax((1, 3))
         # By a tensor: on a GPU torch multiplies by the reciprocal of a number.
-        scales = amax.clamp(min=to.floor) / amax.new_full((), to.largest)
-        if to.scale_format == "ue8m0":
+        scales = raw = amax.clamp(min=to.floor) / amax.new_full((), to.largest)
+        if to.scale_format != "float32":
             scales = (
                 (scales.view(torch.int32) + MANTISSA).bitwise_and_(EXPONENT).view(torch.float32)
             )
+        stored = scales
+        if to.scale_format == "e8m0":
+            scales = torch.where(raw <= LEAST_E8M0, LEAST_E8M0, scales)
+            # A subnormal float32 has the exponent 0, as the code of 2^-127.
+            stored = (scales.view(torch.int32) >> EXPONENT_SHIFT).to(torch.uint8)
+        if inputs.scale_layout == "swizzled":
+            stored = _in_tiles(stored)
         computed = torch.empty_strided(
-            (down, across), inputs.scale_strides, dtype=torch.float32, device=x.device
+            tuple(stored.shape), inputs.scale_strides, dtype=stored.dtype, device=x.device
         )
-        computed.copy_(scales)
+        computed.copy_(stored)
         token = torch.arange(tokens, device=x.device) // rows
         channel = torch.arange(channels, device=x.device) // columns
         divisor = scales[token][:, channel]
@@ -56,3 +66,16 @@ def quantize(inputs: QuantizeInputs) -> tuple[torch.Tensor, torch.Tensor | None]
         overflow = torch.full_like(codes, beyond).copysign_(quotients)
         codes = torch.where(quotients.abs() > most, overflow, codes)
     return codes.to(to.dtype), computed
+
+
+def _in_tiles(codes: torch.Tensor) -> torch.Tensor:
+    """Return codes of scales in the order in which tensor cores read them, padded with 0."""
+    down, across = codes.shape
+    row = torch.arange(down, device=codes.device).unsqueeze(1)
+    column = torch.arange(across, device=codes.device)
+    tiles_down, tiles_across = -(-down // 128), -(-across // 4)
+    tile = row // 128 * tiles_across + column // 4
+    place = tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + column % 4
+    flat = codes.new_zeros(tiles_down * tiles_across * 512)
+    flat[place.flatten()] = codes.flatten()
+    return flat.view(tiles_down * 128, tiles_across * 4)

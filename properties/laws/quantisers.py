@@ -13,7 +13,7 @@ from ...reference.tensors.values import bits, choose, stream
 from ..verdicts.comparison import fail, same_bits
 from ..verdicts.contained import Stop
 from ..verdicts.operations import OPERATIONS
-from ..verdicts.quantised import compare_quantised
+from ..verdicts.quantised import compare_quantised, linear_scales
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import PASS, VACUOUS, Verdict
 from .law import QUANTIZE, Law
@@ -34,7 +34,6 @@ def answered(subject: Subject, problem: QuantizeProblem, inputs: QuantizeInputs)
     Raises:
         Stop: it gave something else, or scales that lie otherwise than they are asked for.
     """
-    down, across = inputs.to.scales_of(tuple(inputs.x.shape))
     shape, strides = tuple(inputs.x.shape), inputs.scale_strides
     found = subject.read(OPERATIONS["quantize"].pair, subject.call(problem, inputs))
     if isinstance(found, str):
@@ -46,13 +45,16 @@ def answered(subject: Subject, problem: QuantizeProblem, inputs: QuantizeInputs)
     if found[1] is None:
         raise Stop(fail("shape", "returned no scales, and none was given"))
     scales = subject.usable("scales", found[1])
-    _check("scales", scales, (down, across), torch.float32)
+    _check("scales", scales, inputs.scale_shape, inputs.scale_dtype)
     sizes = zip(scales.shape, scales.stride(), strides, strict=True)
     # An axis of one element, or none, may have any stride.
     if scales.numel() and any(size > 1 and has != wanted for size, has, wanted in sizes):
         message = f"scales have strides {scales.stride()}, not {strides} ({inputs.scale_layout})"
         raise Stop(fail("shape", message))
-    return codes.clone(), scales.clone()
+    linear = linear_scales(inputs, scales)
+    if isinstance(linear, Verdict):
+        raise Stop(linear)
+    return codes.clone(), linear.clone()
 
 
 def _check(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:

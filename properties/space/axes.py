@@ -314,6 +314,11 @@ def _starts(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
     for pair in OF_ONE_SHAPE["caches"]:
         if pair in axes.get("caches", ()):
             yield from _with_each_group(axes, [{**start, "caches": pair} for start in shapes])
+    if "e8m0" in axes.get("scale_format", ()):  # of a kernel that quantises to mxfp8 only
+        mx = itertools.product(axes["scale_layout"], axes["floor"])
+        names = "scale_layout", "floor"
+        of_mx = {"scale_format": "e8m0", "blocks": (1, 32, None)}
+        yield from ({**of_mx, **dict(zip(names, each, strict=True))} for each in mx)
     if "method" in axes:  # routers of one model have one number of experts, and of a token's
         numbers = itertools.product(axes["num_experts"], axes["top_k"])
         yield from ({"groups": (1, 1), "num_experts": n, "top_k": k} for n, k in numbers)

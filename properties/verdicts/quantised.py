@@ -6,6 +6,7 @@ import torch
 
 from ...impl import Implementation
 from ...reference import Arithmetic
+from ...reference.formats.mx import dequantize_e8m0
 from ...reference.formats.quantizers import (
     code_bounds,
     codes_of,
@@ -13,6 +14,7 @@ from ...reference.formats.quantizers import (
     order_of,
     scale_bounds,
 )
+from ...reference.formats.scale_layouts import swizzle_scales_128x4, unswizzle_scales_128x4
 from ...reference.tensors.quantize import QuantizeInputs
 from .comparison import Check, Result, fail, listed, off
 from .verdict import EXACTLY, Verdict
@@ -28,10 +30,24 @@ def judge_quantised(
         return fail("shape", f"codes are {codes.dtype} of shape {list(codes.shape)}")
     if inputs.scale is not None:
         return compare_quantised(inputs, arithmetic, None, (codes, None))
-    least, most = scale_bounds(inputs.x, inputs.to, arithmetic)
-    if scales is None or scales.dtype != least.dtype or scales.shape != least.shape:
+    shape, dtype = inputs.scale_shape, inputs.scale_dtype
+    if scales is None or scales.dtype != dtype or tuple(scales.shape) != shape:
         return fail("shape", "scales are missing, or of another dtype or shape")
-    return compare_quantised(inputs, arithmetic, (least, most), (codes, scales))
+    bounds = scale_bounds(inputs.x, inputs.to, arithmetic)
+    linear = linear_scales(inputs, scales)
+    if isinstance(linear, Verdict):
+        return linear
+    return compare_quantised(inputs, arithmetic, bounds, (codes, linear))
+
+
+def linear_scales(inputs: QuantizeInputs, scales: torch.Tensor) -> torch.Tensor | Verdict:
+    """Return scales row after row, or the FAIL of a tile whose padding is not 0."""
+    if inputs.scale_layout != "swizzled":
+        return scales
+    linear = unswizzle_scales_128x4(scales, *inputs.to.scales_of(tuple(inputs.x.shape)))
+    if not swizzle_scales_128x4(linear).equal(scales):
+        return fail("numeric", "scales that tiles are padded with are not 0")
+    return linear
 
 
 def compare_quantised(
@@ -51,6 +67,8 @@ def compare_quantised(
         answer: codes, and scales where they are computed, of the right shapes and dtypes.
     """
     codes, scales = answer
+    if scales is not None and inputs.to.scale_format == "e8m0":
+        scales = dequantize_e8m0(scales).float()
     if scales is not None and bounds is not None:
         verdict = _between("scales", scales, *bounds)
         if verdict.bad:

@@ -2,9 +2,9 @@
 
 A block's scale is max(amax, floor) / largest in float32, where ``largest`` is the largest finite
 number of the codes, or the least power of two that is at least as large (``ue8m0``: DeepGEMM's
-``ceil_to_ue8m0``). A code is the number nearest to x / scale, a division in float32, ties to even.
-Kernels that round elsewhere say so in their ``Arithmetic``: then a scale or a code may be one of
-few, which ``scale_bounds`` and ``code_bounds`` give.
+``ceil_to_ue8m0``), also as its e8m0 code. A code is the number nearest to x / scale, a division in
+float32, ties to even. Kernels that round elsewhere say so in their ``Arithmetic``: then a scale or
+a code may be one of few, which ``scale_bounds`` and ``code_bounds`` give.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ CODE_DTYPES: Final = {
 """Dtypes of codes by their names."""
 LEAST_NORMAL, LARGEST_NUMBER = 2.0**-126, 2.0**128 - 2.0**104
 """Least normal and largest finite number of float32."""
-SCALE_FORMATS: Final = ("float32", "ue8m0")
-"""Formats of scales: any float32, or a power of two in float32."""
+SCALE_FORMATS: Final = ("float32", "ue8m0", "e8m0")
+"""Formats of scales: any float32, a power of two in float32, or the byte that is its e8m0 code (OCP
+Microscaling Formats v1.0, section 5.4.1), which is none below 2^-127."""
+LEAST_E8M0 = 2.0**-127
+"""Least scale in e8m0, whose code is 0."""
 QUOTIENT_ERRORS: Final = {
     "once": 0.0,
     "division": 0.0,
@@ -52,7 +55,8 @@ class Quantized(NamedTuple):
 
     Attributes:
         codes: [T, N] of the codes' dtype.
-        scales: float32 [ceil(T / rows), ceil(N / columns)] of blocks; None where one was given.
+        scales: float32 [ceil(T / rows), ceil(N / columns)] of blocks, or uint8 codes in e8m0; None
+            where one was given.
     """
 
     codes: torch.Tensor
@@ -150,7 +154,15 @@ def quantize(
         raise ValueError(message)
     by = scale_bounds(x, to)[0] if scale is None else given_scale(x, scale)
     codes = codes_of(code_bounds(x, by, to)[0], to.dtype)
-    return Quantized(codes, by if scale is None else None)
+    if scale is not None:
+        return Quantized(codes, None)
+    return Quantized(codes, e8m0_codes(by) if to.scale_format == "e8m0" else by)
+
+
+def e8m0_codes(scales: torch.Tensor) -> torch.Tensor:
+    """Return the codes of powers of two from 2^-127 to 2^127; 255 of what is not finite."""
+    exponents = torch.frexp(scales.double()).exponent - 1 + 127
+    return torch.where(scales.isfinite(), exponents, 255).to(torch.uint8)
 
 
 def given_scale(x: torch.Tensor, scale: float | torch.Tensor) -> torch.Tensor:
@@ -190,7 +202,10 @@ def scale_bounds(
         error = LOGARITHM_ERROR
     elif arithmetic.scales != "division":
         raw = raw.float().double()
-    return _power_at_least(raw * (1 - error)), _power_at_least(raw * (1 + error))
+    powers = _power_at_least(raw * (1 - error)), _power_at_least(raw * (1 + error))
+    if to.scale_format == "e8m0":
+        return powers[0].clamp(min=LEAST_E8M0), powers[1].clamp(min=LEAST_E8M0)
+    return powers
 
 
 def code_bounds(

@@ -12,9 +12,9 @@ from .field_types import check_types
 CODES = ("float8_e4m3fn", "float8_e5m2", "int8")
 LEAST_NUMBERS = {"scale": 2.0**-149, "floor": LEAST_NORMAL}
 """Least values: a positive float32, and a normal one, a share of which is no 0."""
-SCALE_LAYOUTS = ("rows", "columns", "padded_columns")
+SCALE_LAYOUTS = ("rows", "columns", "padded_columns", "swizzled")
 """Orders of computed scales: row after row; column after column; the same with columns padded to 4
-rows, as TMA loads them."""
+rows, as TMA loads them; in tiles of 128 rows and 4 columns, as tensor cores read e8m0 scales."""
 QUANTIZE_REGIMES = ("iid", "ties", "outliers", "faint", "large", "zeros")
 
 
@@ -31,7 +31,7 @@ class QuantizeProblem(BaseProblem):
         block_channels: its channels, alike: 0 and 0 is one scale for the tensor, 1 and 0 one a
             token, 1 and 128 one a group.
         scale: the given scale of a whole tensor; null: each block's own is computed.
-        scale_format: ``float32``, or ``ue8m0``: powers of two.
+        scale_format: ``float32``; ``ue8m0``: powers of two; or ``e8m0``: their codes, bytes.
         scale_layout: how computed scales lie, one of ``SCALE_LAYOUTS``.
         floor: what the largest magnitude of a block counts at least.
         saturate: whether what exceeds the largest number becomes it, see ``QuantizedFormat``.
@@ -92,6 +92,12 @@ class QuantizeProblem(BaseProblem):
                 self.scale,
                 "null, unless both sizes of a block are 0 and scale_format is float32",
             )
+        e8m0 = self.scale_format == "e8m0"
+        if e8m0 and self.scale_layout not in ("rows", "swizzled"):
+            refuse("scale_layout", self.scale_layout, "rows or swizzled where scales are e8m0")
+        if self.scale_layout == "swizzled" and not (e8m0 and self.block_rows == 1):
+            wanted = "rows or columns, unless scales are e8m0 and of one row each"
+            refuse("scale_layout", self.scale_layout, wanted)
         if not self.saturate and self.codes == "int8":
             refuse("saturate", self.saturate, "true: int8 has neither infinity nor NaN")
 

@@ -14,6 +14,7 @@ from ..formats.quantizers import (
     codes_of,
     quantize,
 )
+from ..formats.scale_layouts import swizzle_scales_128x4
 from ..problems.quantize import QuantizeProblem
 from .allocation import Allocator
 from .values import bell, bits, choose, stream
@@ -29,6 +30,8 @@ FACTORS = {
     "large": {"float32": 2.0**125, "bfloat16": 2.0**125, "float16": 2.0**13},
 }
 """Factors of values below 4 that are below every floor or subnormal, and near the largest."""
+TILE_ROWS, TILE_COLUMNS = 128, 4
+"""Rows and columns of a tile of swizzled scales."""
 KINDS_OF_TIES, BESIDE = 4, 2
 """Kinds of values of ties, and those of them that are the next number below or above one."""
 
@@ -42,8 +45,9 @@ class QuantizeInputs:
         to: what it is quantised to: ``dtype``, ``block``, ``scale_format``, ``floor``,
             ``saturate``.
         scale: float32 [1], the given scale of the whole matrix; None: each block's own.
-        scale_layout: how computed scales [rows, columns] of blocks lie: ``rows``, ``columns``, or
-            ``padded_columns``, whose columns lie a multiple of 4 scales apart.
+        scale_layout: how computed scales [rows, columns] of blocks lie: ``rows``, ``columns``,
+            ``padded_columns``, whose columns lie a multiple of 4 scales apart, or ``swizzled``:
+            see ``swizzle_scales_128x4``; what is added to whole tiles is 0.
         storages: flat buffers by field name, of which the tensors are views.
     """
 
@@ -54,10 +58,23 @@ class QuantizeInputs:
     storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @property
+    def scale_dtype(self) -> torch.dtype:
+        """Dtype of the computed scales."""
+        return torch.uint8 if self.to.scale_format == "e8m0" else torch.float32
+
+    @property
+    def scale_shape(self) -> tuple[int, int]:
+        """Shape of the computed scales."""
+        down, across = self.to.scales_of(tuple(self.x.shape))
+        if self.scale_layout != "swizzled":
+            return down, across
+        return -(-down // TILE_ROWS) * TILE_ROWS, -(-across // TILE_COLUMNS) * TILE_COLUMNS
+
+    @property
     def scale_strides(self) -> tuple[int, int]:
         """Strides of the computed scales."""
-        down, across = self.to.scales_of(tuple(self.x.shape))
-        if self.scale_layout == "rows":
+        down, across = self.scale_shape
+        if self.scale_layout in ("rows", "swizzled"):
             return across, 1
         return 1, -(-down // 4) * 4 if self.scale_layout == "padded_columns" else down
 
@@ -88,7 +105,10 @@ def quantize_inputs(problem: QuantizeProblem, home: Allocator) -> QuantizeInputs
 
 def quantized(inputs: QuantizeInputs) -> Quantized:
     """Quantise the record's matrix, by definition."""
-    return quantize(inputs.x, inputs.to, scale=inputs.scale)
+    found = quantize(inputs.x, inputs.to, scale=inputs.scale)
+    if found.scales is None or inputs.scale_layout != "swizzled":
+        return found
+    return found._replace(scales=swizzle_scales_128x4(found.scales))
 
 
 def _values(problem: QuantizeProblem, to: QuantizedFormat, device: torch.device) -> torch.Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ....reference import QuantizeProblem
-from ....reference.formats.quantizers import SCALE_FORMATS
+from ....reference.formats.quantizers import LEAST_NORMAL, SCALE_FORMATS
 from ....reference.problems import DTYPES, QUANTIZE_REGIMES
 from ....reference.problems.quantize import SCALE_LAYOUTS
 
@@ -28,7 +28,7 @@ QUANTIZE_AXES: dict[str, tuple[Any, ...]] = {
     "dtype": ("bfloat16", *(each for each in DTYPES if each != "bfloat16")),
     "scale_format": SCALE_FORMATS,
     "scale_layout": SCALE_LAYOUTS,
-    "floor": (1e-10, 1e-12, 1e-4, 1e-30),
+    "floor": (1e-10, 1e-12, 1e-4, 1e-30, LEAST_NORMAL),
     "spare_channels": (0, 16, 5),
     "regime": QUANTIZE_REGIMES,
 }
@@ -40,8 +40,9 @@ def quantize_example(chosen: Mapping[str, Any]) -> QuantizeProblem:
     values = {name: value for name, value in chosen.items() if name not in ("blocks", "kinds")}
     rows, columns, scale = chosen["blocks"]
     codes, saturate = chosen["kinds"]
-    if scale is not None:  # what is computed only
-        values["scale_format"] = "float32"
+    if values["scale_layout"] == "swizzled":
+        values["scale_format"] = "e8m0"
+    values |= fitting(values, rows, scale)
     return QuantizeProblem(
         2,
         2 * columns or 16,
@@ -52,3 +53,15 @@ def quantize_example(chosen: Mapping[str, Any]) -> QuantizeProblem:
         saturate=saturate,
         **values,
     )
+
+
+def fitting(values: Mapping[str, Any], rows: int, scale: float | None) -> dict[str, str]:
+    """Return a format and a layout of scales that go together, near those that were chosen."""
+    form, layout = values["scale_format"], values["scale_layout"]
+    if scale is not None:  # what is computed only
+        form = "float32"
+    if layout == "swizzled" and (form != "e8m0" or rows != 1):
+        layout = "rows"
+    if form == "e8m0" and layout != "swizzled":
+        layout = "rows"
+    return {"scale_format": form, "scale_layout": layout}

@@ -7,9 +7,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ....reference import QuantizeProblem
+from ....reference.formats.quantizers import LEAST_NORMAL
 from ..axis_values import Axes
 from ..strategy_helpers import LARGEST_SEED, sampled
-from .axes import QUANTIZE_AXES
+from .axes import QUANTIZE_AXES, fitting
 
 WIDTHS = (16, 32, 64, 128, 256, 48, 192, 512, 1024, 7168)
 """Channels of rows whose block is as wide as they are."""
@@ -18,14 +19,22 @@ MOST_GROUPS = 9
 """Most blocks across a row."""
 
 
+def _floors(axes: Axes, form: str) -> tuple[float, ...]:
+    """Return the floors to draw from: e8m0 scales of kernels without one, too, as its least."""
+    allowed = tuple(axes.allows("floor"))
+    some = tuple(each for each in allowed if each != LEAST_NORMAL or form == "e8m0")
+    return some or allowed
+
+
 @st.composite
 def quantize_problems(draw: st.DrawFn, axes: Axes) -> QuantizeProblem:
     """Draw one matrix, its blocks and what it becomes."""
-    values = {
-        name: draw(sampled(axes.allows(name)))
-        for name in QUANTIZE_AXES
-        if name not in ("blocks", "kinds")
-    }
+    values: dict[str, Any] = {}
+    for name in QUANTIZE_AXES:
+        if name == "floor":
+            values[name] = draw(sampled(_floors(axes, values["scale_format"])))
+        elif name not in ("blocks", "kinds"):
+            values[name] = draw(sampled(axes.allows(name)))
     # First what has a scale, then which: there are more groups and given scales than others.
     kinds: dict[Any, list[Any]] = {}
     for rows, columns, scale in axes.allows("blocks"):
@@ -33,8 +42,7 @@ def quantize_problems(draw: st.DrawFn, axes: Axes) -> QuantizeProblem:
         kinds.setdefault(kind, []).append((rows, columns, scale))
     *block, scale = draw(sampled(draw(sampled(tuple(map(tuple, kinds.values()))))))
     codes, saturate = draw(sampled(axes.allows("kinds")))
-    if scale is not None:
-        values["scale_format"] = "float32"
+    values |= fitting(values, block[0], scale)
     if block[1]:
         fits = max(1, min(axes.max_work // block[1], MOST_GROUPS))
         # The last block may be smaller: often of squares, seldom of groups, which engines refuse.

@@ -138,8 +138,7 @@ def test_a_code_that_an_arithmetic_may_give_is_not_wrong(tmp_path: Path) -> None
 def test_a_kept_answer_of_a_quantiser_has_the_tensors_that_there_are(
     tmp_path: Path, given: float | None
 ) -> None:
-    shape = {"block_rows": 0} if given else {}
-    problem = QuantizeProblem(2, 16, scale=given, **shape)
+    problem = QuantizeProblem(2, 16, scale=given, block_rows=0 if given else 1)
     verdict, kept = judged(kernel_of("quantize", right), problem, tmp_path)
     assert not verdict.bad
     assert kept is not None

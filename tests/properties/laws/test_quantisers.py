@@ -11,6 +11,7 @@ import torch
 from kernelproof.impl import Implementation, Target, implementation
 from kernelproof.impl.torch.quantize import quantize
 from kernelproof.properties.laws import find_law
+from kernelproof.properties.seeded import mx_quantize_bugs as mx_bugs
 from kernelproof.properties.seeded import quantize_bugs as bugs
 from kernelproof.properties.verdicts.contained import Stop
 from kernelproof.properties.verdicts.subject import Subject
@@ -22,6 +23,9 @@ GROUPS = QuantizeProblem(5, 96, block_rows=1, block_channels=48, seed=1)
 GIVEN = QuantizeProblem(5, 40, block_rows=0, block_channels=0, scale=0.0372, seed=2)
 SQUARES = QuantizeProblem(
     9, 100, block_rows=4, block_channels=40, codes="int8", scale_layout="columns", seed=3
+)
+MX = QuantizeProblem(
+    5, 96, block_rows=1, block_channels=32, scale_format="e8m0", scale_layout="swizzled", seed=4
 )
 LAWS = ("parity", "not_finite", "rows", "signs", "again")
 
@@ -73,6 +77,54 @@ def test_a_finding_says_what_is_wrong(
     found = verdict(law, bug, problem)
     assert found.status == "FAIL", found
     assert said in found.message
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("layout", ["rows", "swizzled"])
+@pytest.mark.parametrize("implementation", [quantize, mx_bugs.honest_mx_quantiser])
+def test_what_is_right_in_e8m0(law: str, layout: str, implementation: Implementation) -> None:
+    for regime in ("ties", "faint", "large", "zeros"):
+        for floor in (1e-10, 2.0**-126):
+            problem = replace(MX, scale_layout=layout, regime=regime, floor=floor)
+            found = verdict(law, implementation, problem)
+            assert found.status == "PASS", found.message
+
+
+@pytest.mark.parametrize(
+    ("bug", "problem", "said"),
+    [
+        (mx_bugs.mx_bias_of_128, MX, "scales[0, 0] is"),
+        (mx_bugs.mx_padding_of_nan, MX, "scales that tiles are padded with are not 0"),
+        (mx_bugs.mx_rows_of_a_tile_exchanged, MX, "scales that tiles are padded with are not 0"),
+        (
+            mx_bugs.mx_second_tile_forgotten,
+            replace(MX, num_tokens=140, regime="outliers"),
+            "scales[",
+        ),
+        (mx_bugs.mx_least_code_is_one, replace(MX, regime="zeros", floor=2.0**-126), "scales["),
+    ],
+)
+def test_a_finding_of_e8m0_says_what_is_wrong(
+    bug: Implementation, problem: QuantizeProblem, said: str
+) -> None:
+    found = verdict("parity", bug, problem)
+    assert found.status == "FAIL", found
+    assert said in found.message
+
+
+def test_codes_of_scales_are_bytes_of_a_whole_tile() -> None:
+    @implementation("quantize", name="floats", features=mx_bugs.FEATURES)
+    def floats(inputs: QuantizeInputs) -> object:
+        codes, scales = mx_bugs.honest_mx_quantiser(inputs)
+        return codes, scales.float()
+
+    @implementation("quantize", name="cut", features=mx_bugs.FEATURES)
+    def cut(inputs: QuantizeInputs) -> object:
+        codes, scales = mx_bugs.honest_mx_quantiser(inputs)
+        return codes, scales[: len(codes)]
+
+    assert "scales is torch.float32, not torch.uint8" in verdict("parity", floats, MX).message
+    assert "scales has shape [5, 4], not [128, 4]" in verdict("parity", cut, MX).message
 
 
 def test_scales_of_one_group_may_have_any_stride_across() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -21,6 +22,7 @@ from kernelproof.reference.formats.quantizers import (
     order_of,
     scale_bounds,
 )
+from kernelproof.reference.tensors.quantize import QuantizeInputs, quantized
 
 E4M3, E5M2, INT8 = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8
 FP8 = (E4M3, E5M2)
@@ -153,6 +155,66 @@ def test_one_rounding_differs_from_two() -> None:
     assert codes_of(torch.tensor(order, dtype=torch.int16), E4M3).float().tolist() == [1.25, 1.125]
 
 
+@pytest.mark.parametrize(
+    ("amax", "code"),
+    [
+        (0.0, 0),
+        (448 * 2.0**-126, 1),
+        (448 * 2.0**-127, 0),
+        (449 * 2.0**-126, 2),
+        (447.0, 127),
+        (448.0, 127),
+        (450.0, 128),
+        (1.0, 119),
+        (3.0e38, 247),
+    ],
+)
+def test_an_e8m0_scale_is_the_least_power_with_room(amax: float, code: int) -> None:
+    to = QuantizedFormat(E4M3, (1, 0), "e8m0", 2.0**-126)
+    x = torch.tensor([[amax, -amax / 2]], dtype=torch.float32)
+    codes, scales = quantize(x, to)
+    assert scales is not None
+    assert scales.dtype == torch.uint8
+    assert scales.tolist() == [[code]]
+    assert codes.double().mul(2.0 ** (code - 127)).allclose(x.double(), rtol=2.0**-4)
+
+
+def test_swizzled_scales_lie_as_tensor_cores_read_them() -> None:
+    problem = QuantizeProblem(
+        130, 160, block_channels=32, scale_format="e8m0", scale_layout="swizzled", seed=5
+    )
+    inputs = materialise(problem)
+    assert isinstance(inputs, QuantizeInputs)
+    assert inputs.scale_shape == (256, 8)
+    scales = quantized(inputs).scales
+    rows = quantized(replace(inputs, scale_layout="rows")).scales
+    assert scales is not None
+    assert rows is not None
+    flat = scales.flatten()
+    for row, column in ((0, 0), (33, 1), (127, 3), (5, 4), (128, 0), (129, 4)):
+        tile = row // 128 * 2 + column // 4
+        place = tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + column % 4
+        assert flat[place] == rows[row, column]
+    assert int((flat != 0).sum()) == rows.numel()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"scale_format": "e8m0", "scale_layout": "columns"}, "rows or swizzled where scales are"),
+        ({"scale_layout": "swizzled"}, "unless scales are e8m0 and of one row each"),
+        (
+            {"scale_format": "e8m0", "scale_layout": "swizzled", "block_rows": 4},
+            "unless scales are e8m0 and of one row each",
+        ),
+    ],
+)
+def test_an_order_that_no_scales_have_is_refused(fields: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match="scale_layout") as error:
+        QuantizeProblem(**fields)  # type: ignore[arg-type]
+    assert said in str(error.value)
+
+
 @pytest.mark.parametrize("dtype", [*FP8, INT8])
 def test_the_order_of_codes_is_that_of_their_numbers(dtype: torch.dtype) -> None:
     codes = torch.arange(256, dtype=torch.uint8).view(dtype)
@@ -168,7 +230,7 @@ def test_the_order_of_codes_is_that_of_their_numbers(dtype: torch.dtype) -> None
     [
         ({"dtype": torch.float16}, "dtype is torch.float16; it must be one of float8_e4m3fn"),
         ({"block": (1, -1)}, "block is (1, -1); it must be two sizes"),
-        ({"scale_format": "e8m0"}, "scale_format is 'e8m0'; it must be one of"),
+        ({"scale_format": "e4m3"}, "scale_format is 'e4m3'; it must be one of"),
         ({"floor": 0.0}, "floor is 0.0; it must be positive and finite"),
         ({"dtype": INT8, "saturate": False}, "saturate is False; int8 has neither"),
     ],
