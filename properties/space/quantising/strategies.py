@@ -17,6 +17,8 @@ WIDTHS = (16, 32, 64, 128, 256, 48, 192, 512, 1024, 7168)
 MOST_TOKENS = 140
 MOST_GROUPS = 9
 """Most blocks across a row."""
+SEVERAL_ROWS, SEVERAL_COLUMNS = 129, 5
+"""Rows and columns of scales that fill several tiles."""
 
 
 def _floors(axes: Axes, form: str) -> tuple[float, ...]:
@@ -40,6 +42,8 @@ def quantize_problems(draw: st.DrawFn, axes: Axes) -> QuantizeProblem:
     for rows, columns, scale in axes.allows("blocks"):
         kind = rows, columns > 0, scale is None
         kinds.setdefault(kind, []).append((rows, columns, scale))
+    if values["scale_layout"] == "swizzled":  # of blocks of one row each
+        kinds = {kind: each for kind, each in kinds.items() if kind[0] == 1} or kinds
     *block, scale = draw(sampled(draw(sampled(tuple(map(tuple, kinds.values()))))))
     codes, saturate = draw(sampled(axes.allows("kinds")))
     values |= fitting(values, block[0], scale)
@@ -52,10 +56,15 @@ def quantize_problems(draw: st.DrawFn, axes: Axes) -> QuantizeProblem:
     else:
         widths = [each for each in WIDTHS if each <= max(axes.max_work, WIDTHS[0])]
         channels = draw(sampled(widths) | st.integers(1, min(300, widths[-1])))
+    several = values["scale_layout"] == "swizzled" and draw(st.booleans())
+    if several and block[1] and axes.max_work >= SEVERAL_ROWS * SEVERAL_COLUMNS * block[1]:
+        channels = max(channels, SEVERAL_COLUMNS * block[1])
     most = max(1, min(axes.max_work // channels, MOST_TOKENS))
     tokens = draw(st.integers(1, most) | st.integers(1, min(most, 4)))
     if block[0] > 1 and draw(st.booleans()):  # several blocks down, where work allows it
         tokens = max(tokens, min(axes.max_work // channels, 2 * block[0] + 1))
+    if several:  # tiles of scales, in rows and in columns, where work allows it
+        tokens = max(tokens, min(axes.max_work // channels, SEVERAL_ROWS))
     tokens *= draw(sampled((*[1] * 9, 0)))
     return QuantizeProblem(
         num_tokens=tokens,
