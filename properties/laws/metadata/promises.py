@@ -10,15 +10,17 @@ import torch
 from ....impl.features import INT64_INPUTS, REFUSES
 from ....reference import BatchMetadata, MetadataProblem, oracle, paged_attention
 from ....reference.tensors.inputs import MetadataInputs
-from ....reference.tensors.preparation import BatchInputs, prepared
-from ....reference.tensors.slots import SlotInputs, slots_of
+from ....reference.tensors.preparation import prepared
+from ....reference.tensors.slots import slots_of
 from ...verdicts.comparison import bitwise, fail
 from ...verdicts.contained import Stop
 from ...verdicts.subject import Subject
 from ...verdicts.verdict import PASS, VACUOUS, Verdict
 from ..law import BATCH, METADATA, SLOTS, Law
-from .builders import WRITTEN, Stepped, buffer_after, fields_of
+from .builders import WRITTEN, Expected, Stepped, buffer_after, fields_of
 
+BUFFERS: dict[str, Expected] = {"map_slots": slots_of, "prepare_batch": prepared}
+"""The oracles of what writes a buffer, by operation."""
 CHANNELS = 2
 """Channels of the queries, keys and values that a builder's metadata is attended with."""
 
@@ -95,8 +97,7 @@ def int64_inputs(subject: Subject, problem: MetadataProblem | Stepped) -> Verdic
         },
     )
     if not isinstance(problem, MetadataProblem):
-        assert isinstance(inputs, SlotInputs | BatchInputs)  # noqa: S101  what such problems make
-        wanted = slots_of(inputs) if isinstance(inputs, SlotInputs) else prepared(inputs)
+        wanted = BUFFERS[problem.operation](inputs)
         return bitwise("the buffer, of int64", buffer_after(subject, problem, wide), wanted)
     expected = oracle.metadata(inputs).tensors()
     for name, value in fields_of(subject, subject.call(problem, wide)).items():
