@@ -117,7 +117,7 @@ def _staged(
     now = time.perf_counter()
     inputs = subject.materialise(problem)
     now = note("materialise", now)
-    expectation = expectation_of(subject, inputs)
+    expectation = expectation_of(subject, problem, inputs)
     now = note("oracle and bound", now)
     result = subject.run_operation(problem, inputs)
     now = note("call", now)

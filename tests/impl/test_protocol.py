@@ -331,11 +331,11 @@ def test_wide_values_may_be_rounded_otherwise() -> None:
     assert not subject.exact(replace(grid, head_dim_qk=64, head_dim_vo=64))
     for operation in ("paged_attention", "ragged_attention"):
         for channels, rounds in ((16, plain), (64, wide)):
-            inputs: Any = materialise(
-                replace(grid, operation=operation, head_dim_vo=channels, dtype="bfloat16")
-            )
+            problem = replace(grid, operation=operation, head_dim_vo=channels, dtype="bfloat16")
+            inputs: Any = materialise(problem)
             expected = oracle.bounded_attention(inputs, rounds)
-            assert torch.equal(expectation_of(subject, inputs).bound.out, expected.bound.out)
+            found = expectation_of(subject, problem, inputs)
+            assert torch.equal(found.bound.out, expected.bound.out)
 
 
 @pytest.mark.parametrize(

@@ -109,10 +109,10 @@ class Answers(Here):
     """A worker whose process says something of its own when it is asked for a survey."""
 
     def __init__(self, answer: Outcome) -> None:
-        self.answer = answer
+        self.said = answer
 
     def run(self, payload: Mapping[str, object], deadlines: Deadlines | None = None) -> Outcome:
-        return self.answer if payload["task"] == "survey" else super().run(payload, deadlines)
+        return self.said if payload["task"] == "survey" else super().run(payload, deadlines)
 
 
 def test_everything_counts_as_claimed_where_supports_ends_its_process() -> None:
