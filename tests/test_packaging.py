@@ -113,7 +113,8 @@ def shipped(wheel: Path) -> set[str]:
 
 
 def test_the_wheel_holds_every_module_and_all_data(tree: Path, wheel: Path) -> None:
-    files = [*tree.glob("*.py"), tree / "py.typed", tree / "fixtures" / "real" / "values.tsv"]
+    tables = (tree / "fixtures" / name for name in ("flashinfer.tsv", "real/values.tsv"))
+    files = [*tree.glob("*.py"), tree / "py.typed", *tables]
     for folder in ("ci", "fixtures", "impl", "properties", "reference"):
         files += (path for path in (tree / folder).rglob("*") if path.suffix in SHIPPED_SUFFIXES)
     expected = {str(path.relative_to(tree)) for path in files}
