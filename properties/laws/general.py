@@ -48,8 +48,7 @@ OTHER_FILL = -416.0
 
 def expectation_of(subject: Subject, problem: Problem, inputs: Any) -> Bounded:  # noqa: ANN401
     """Ask the oracle about inputs of a problem, with the subject's own arithmetic."""
-    arithmetic = subject.arithmetic_of(inputs)
-    return answered(problem, inputs, arithmetic, subject.target.device)
+    return answered(problem, inputs, subject.arithmetic_of(inputs))
 
 
 def run(subject: Subject, problem: Running, **options: Any) -> tuple[Result, Bounded]:  # noqa: ANN401

@@ -18,6 +18,7 @@ from ...reference.attention.bounds import Bounded
 from ...reference.formats.arithmetic import Arithmetic
 from ...reference.operations import bounded_answer, materialise
 from ...reference.tensors.inputs import Inputs
+from .snapshot import tensors_of
 
 MOST_WORK = 4_000_000
 """Most work of a problem for the host. Of a GPU gate's problems of attention, merging and experts,
@@ -30,15 +31,15 @@ ELSEWHERE = ("tight", "apart")
 """Options of memory that is allocated in a way of its own."""
 
 
-def answered(problem: Problem, inputs: Inputs, arithmetic: Arithmetic, device: str) -> Bounded:
+def answered(problem: Problem, inputs: Inputs, arithmetic: Arithmetic) -> Bounded:
     """Return the oracle's answer with its bounds, on the device of the inputs.
 
     Args:
         problem: the problem that the inputs are of, by whose work the place is chosen.
         inputs: the record of a call.
         arithmetic: see ``bounded_answer``.
-        device: type of the device that the inputs are on.
     """
+    device = next(iter(tensors_of(inputs).values())).device.type
     if device == "cpu" or problem.work > MOST_WORK:
         return bounded_answer(inputs, arithmetic)
     bare = dataclasses.replace(inputs, storages={})
