@@ -70,8 +70,9 @@ from .scheduler import Lease, Question, Scheduler
 REPLAY_RANK = 0
 """Rank of stored cases and of the deck, before all laws; the laws have 1, 2, 3, ..."""
 SURVEYS_A_WORKER = 3
-"""Surveys for each worker that wait in line for one beside the laws of what is known: builds wait
-for the last survey, and nobody for the first law."""
+"""Surveys for each worker that wait in line for one on a GPU, beside the laws of what is known: the
+first law need not wait for the last survey. Elsewhere all surveys come first, so that a run whose
+time ends early has judged something of each implementation."""
 LEAST_DEALT = 10
 """Entries of the deck that are worth a worker of their own, and fewest that are asked of one."""
 DECK_SHARE = 0.1
@@ -243,6 +244,7 @@ class Run:
         names = Names()
         for report in self._kept.whole.values():
             names.tell(report.name, report.reference)
+        in_line = SURVEYS_A_WORKER * self._jobs if plan.device == "cuda" else max(count, 1)
         self._setting = Setting(
             plan,
             self.target,
@@ -252,7 +254,7 @@ class Run:
             named=lambda report: names.tell(report.name, report.reference),
             # Asked for each time: whoever shows the run sets its progress later.
             built=lambda *counted: self.progress.building(*counted),  # noqa: PLW0108
-            surveys=BoundedSemaphore(SURVEYS_A_WORKER * self._jobs),
+            surveys=BoundedSemaphore(in_line),
         )
         # Each worker costs seconds to start: none more than there are laws to run.
         size = min(self._jobs, count * len(plan.laws) or self._jobs)
