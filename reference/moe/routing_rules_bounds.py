@@ -40,12 +40,13 @@ def sparsemixer_jump(
     It is 0 where the distance of no expert is so close to the one that is near that roundings of
     ``NEAR`` u decide. It does not shrink with the roundings of what is computed behind it.
     """
-    return torch.stack([_jump(near, u) for near in passes(logits, ids, jitter)], dim=1)
+    return torch.stack([_jump(near, u)[0] for near in passes(logits, ids, jitter)], dim=1)
 
 
-def _jump(near: Pass, u: float) -> torch.Tensor:
+def _jump(near: Pass, u: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return how far the weights go, and the most that they may be."""
     weight, least, most = near.share(), near.share(NEAR * u), near.share(-NEAR * u)
-    return torch.maximum(most - weight, weight - least)
+    return torch.maximum(most - weight, weight - least), most
 
 
 def sparsemixer_error(
@@ -58,11 +59,11 @@ def sparsemixer_error(
     """
     found = []
     for near in passes(logits, ids, jitter):
-        most = near.share(-NEAR * u)
+        jump, most = _jump(near, u)
         size = near.left.abs().masked_fill(near.left.isneginf(), 0.0) + near.best.abs()
         relative = torch.expm1((u * (LOGIT * size + EXP)).clamp(max=LARGEST_LOGIT_ERROR))
         powers = torch.exp(near.near(NEAR * u) - near.best)
         share = powers / powers.sum(dim=1, keepdim=True)
         common = (share * relative).sum(dim=1) + (growth(logits.shape[1]) + SUM) * u
-        found.append(_jump(near, u) + most * common)
+        found.append(jump + most * common)
     return torch.stack(found, dim=1)
