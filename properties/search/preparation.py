@@ -164,10 +164,33 @@ def _supported_axes(
             (refusal,) = refusals_of({"refusals": [reply["refusal"]]})
             report.refusal = refusal and _counted(refusal, int(reply["questions"]))
             return None
-        return Axes.from_json(reply["axes"])
+        found = Axes.from_json(reply["axes"])
+        if missing := asked.keys() - found.values.keys():
+            message = f"nothing of {', '.join(sorted(missing))}"
+            raise ValueError(message)  # noqa: TRY301  as of what is read
+        return _of_asked(found, Axes(report.operation, asked, max_work))
     except (KeyError, TypeError, ValueError) as error:
         message = f"survey: its process gave no answer: {message_of(error)}"
         raise HarnessError(message) from error
+
+
+def _of_asked(found: Axes, asked: Axes) -> Axes:
+    """Return what a process says of its axes; ValueError where it was not asked about them.
+
+    It runs the code under test, which may claim less, and nothing else.
+    """
+    simplest = {name: (value,) for name, value in found.simplest.items()}
+    for name, values in (*found.values.items(), *simplest.items()):
+        if any(value not in asked.values[name] for value in values):
+            message = f"{name} has values that were not asked about"
+            raise ValueError(message)
+    return replace(
+        asked,
+        values=found.values,
+        refused=found.refused,
+        simplest=found.simplest,
+        max_requests=min(int(found.max_requests), 1),
+    )
 
 
 def _claim_all(problems: Sequence[Problem]) -> list[Refusal | None]:
@@ -432,6 +455,8 @@ def _selection(
         raise HarnessError(str(reply["error"]))
     try:
         found = Found.from_json(reply)
+        for module in (each for each in (*found.modules, *found.plain) if each):
+            _of_asked(replace(axes, values=module.values, simplest={}), axes)
     except (KeyError, TypeError, ValueError) as error:
         message = f"select: its process gave no answer: {message_of(error)}"
         raise HarnessError(message) from error

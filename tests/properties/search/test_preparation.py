@@ -153,3 +153,76 @@ def test_what_a_process_says_of_its_axes_is_what_narrowing_gives_here() -> None:
     assert found is not None
     codes = {each.code for each in found.refused.values() if isinstance(each, Refusal)}
     assert codes == {"feature", "supports"}
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        {"values": {"dtype": ["float128"]}},
+        {"values": {"no_such_axis": [1]}},
+        {"simplest": {"dtype": "float128"}},
+    ],
+)
+def test_a_process_claims_nothing_that_it_was_not_asked_about(claims: dict[str, Any]) -> None:
+    report = ImplementationReport("torch-sdpa-paged", resolve_name("torch-sdpa-paged"))
+    address = Address(report.reference, None, "cpu")
+    honest = survey(Here(), address, 200_000, report)
+    assert honest is not None
+    axes = {**honest.to_json(), **claims}
+    axes["values"] = {**honest.values, **axes["values"]}
+    said = Outcome("done", result={"axes": axes, "refusal": None, "questions": 1})
+    assert survey(Answers(said), address, 200_000, report) is None
+    assert report.error.startswith("survey: its process gave no answer")
+
+
+def test_a_process_says_something_of_each_axis() -> None:
+    report = ImplementationReport("torch-sdpa-paged", resolve_name("torch-sdpa-paged"))
+    address = Address(report.reference, None, "cpu")
+    honest = survey(Here(), address, 200_000, report)
+    assert honest is not None
+    axes = {**honest.to_json(), "values": {"dtype": honest.values["dtype"]}}
+    said = Outcome("done", result={"axes": axes, "refusal": None, "questions": 1})
+    assert survey(Answers(said), address, 200_000, report) is None
+    assert "nothing of " in report.error
+
+
+def test_a_process_cannot_ask_for_larger_problems() -> None:
+    report = ImplementationReport("torch-sdpa-paged", resolve_name("torch-sdpa-paged"))
+    address = Address(report.reference, None, "cpu")
+    honest = survey(Here(), address, 200_000, report)
+    assert honest is not None
+    axes = {**honest.to_json(), "max_work": 10**12, "operation": "merge_state", "edges": [2**30]}
+    said = Outcome("done", result={"axes": axes, "refusal": None, "questions": 1})
+    assert survey(Answers(said), address, 200_000, report) == honest
+
+
+class Turn:
+    """Counts who is within, and those who were."""
+
+    within = entered = 0
+
+    def __enter__(self) -> None:
+        self.within += 1
+        self.entered += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.within -= 1
+
+
+def test_only_a_survey_waits_for_its_turn() -> None:
+    """What is known already is timed before surveys that have not begun."""
+    turn, asked = Turn(), []
+
+    class Notes(Here):
+        def run(self, payload: Mapping[str, object], deadlines: Deadlines | None = None) -> Outcome:
+            asked.append((payload["task"], turn.within))
+            return super().run(payload, deadlines)
+
+    name = "torch-sdpa-paged"
+    plan, here = Plan([name], PROFILES["quick"]), Target.here("cpu")
+    setting = Setting(plan, here, Builder(1), surveys=turn)
+    report = ImplementationReport(name, resolve_name(name))
+    assert prepare(setting, report, lambda: nullcontext(Notes())) is not None
+    assert {within for task, within in asked if task == "survey"} == {1}
+    assert {within for task, within in asked if task == "cost"} == {0}
+    assert (turn.within, turn.entered) == (0, 1)
