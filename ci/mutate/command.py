@@ -108,6 +108,9 @@ def mutate(
     if without:
         asked = laws or [law.name for law in LAWS]
         laws = tuple(law for law in asked if law not in without)
+        if not laws:
+            message = "--without: no law is left to judge by"
+            raise UsageRefusedError(message)
     arguments = _equivalents(equivalents)
     kernels = find(name, file)
     err = console(sys.stderr)

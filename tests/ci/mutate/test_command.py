@@ -8,19 +8,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from kernelproof.ci.answers.journal import Journal, JournalError
 from kernelproof.ci.cli import main
-from kernelproof.ci.mutate import judging, measuring
+from kernelproof.ci.console.errors import UsageRefusedError
+from kernelproof.ci.mutate import judging, measuring, trial
 from kernelproof.ci.mutate.finding_kernels import find_kernels
 from kernelproof.ci.mutate.judging import Answer, Clean, Judge
 from kernelproof.ci.mutate.measuring import measure
 from kernelproof.ci.mutate.mutants import Mutant, mutants_of
 from kernelproof.ci.mutate.report import print_report
 from kernelproof.ci.mutate.stand_ins import MOST_COPIED, Kernels, StandIn
+from kernelproof.properties.laws import LAWS
+from kernelproof.properties.search.plan import Plan
 
 PLAIN = dedent(
     """
@@ -345,6 +349,9 @@ def test_another_test_is_asked_again(plain: Kernels, tmp_path: Path, kernels_her
         (["no-such-kernel"], "no-such-kernel"),
         (["torch-sdpa-ragged"], "there is no function under triton.jit"),
         (["torch-sdpa-ragged", "--equivalents", "list.json"], "an object with a text for each id"),
+        (["torch-sdpa-ragged", "--without", "algebr"], "--without: "),
+        (["torch-sdpa-ragged", "--law", "parity", "--without", "parity"], "no law is left"),
+        (["torch-sdpa-ragged", "--only", "no_such_field=1"], "no_such_field"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(
@@ -358,6 +365,57 @@ def test_what_cannot_be_measured_is_refused(
     (tmp_path / "list.json").write_text("[]")
     assert main(["mutate", *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        (["--without", "algebra"], {law.name for law in LAWS} - {"algebra"}),
+        (["--law", "parity", "--law", "soak", "--without", "soak"], {"parity"}),
+        ([], set()),
+    ],
+)
+def test_a_judge_has_the_laws_and_the_problems_that_are_left(
+    options: list[str], left: set[str], plain: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "find", lambda *_: plain)
+    asked: list[dict[str, Any]] = []
+
+    def judge_of(_: Kernels, **given: Any) -> Judge:  # noqa: ANN401  of ``judge_of``
+        asked.append(given)
+        message = "enough"
+        raise UsageRefusedError(message)
+
+    monkeypatch.setattr(measuring, "judge_of", judge_of)
+    assert main(["mutate", "kernels:double", *options, "--only", "dtype=bfloat16"]) == 2
+    assert (set(asked[0]["laws"]), asked[0]["only"]) == (left, ("dtype=bfloat16",))
+
+
+def test_a_trial_draws_only_the_problems_that_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plans: list[Plan] = []
+
+    def run(plan: Plan) -> None:
+        plans.append(plan)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trial, "Run", run)
+    request = {
+        "reference": "torch-sdpa-ragged",
+        "profile": "quick",
+        "seed": 0,
+        "seconds": 1.0,
+        "jobs": 1,
+        "laws": ["parity"],
+        "without": [],
+        "only": ["dtype=bfloat16"],
+        "costs": {},
+        "first_only": True,
+    }
+    with pytest.raises(KeyboardInterrupt):
+        trial.judge(request)
+    assert plans[0].only.values == {"dtype": ("bfloat16",)}
 
 
 class Unanswered(Judge):
