@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernelproof.impl import Implementation, Target, implementation
 from kernelproof.impl.torch.quantize import quantize
@@ -16,7 +18,7 @@ from kernelproof.properties.seeded import quantize_bugs as bugs
 from kernelproof.properties.verdicts.contained import Stop
 from kernelproof.properties.verdicts.subject import Subject
 from kernelproof.properties.verdicts.verdict import Verdict
-from kernelproof.reference import QuantizeProblem
+from kernelproof.reference import QuantizeProblem, materialise
 from kernelproof.reference.tensors.quantize import QuantizeInputs
 
 GROUPS = QuantizeProblem(5, 96, block_rows=1, block_channels=48, seed=1)
@@ -153,3 +155,30 @@ def test_one_wrong_code_is_found_wherever_it_is(codes: str, place: int) -> None:
     found = verdict("parity", one_off, QuantizeProblem(3, 8, codes=codes, seed=place))
     assert found.status == "FAIL"
     assert f"codes[{place // 8}, {place % 8}]" in found.message
+
+
+@pytest.mark.parametrize("scale_format", ["float32", "ue8m0"])
+def test_amaxes_are_divided_by_no_number(scale_format: str) -> None:
+    """On a GPU torch multiplies by the reciprocal of a number, which rounds twice."""
+    divisors: list[object] = []
+
+    class Divisions(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]
+
+        def __torch_dispatch__(
+            self,
+            func: Any,  # noqa: ANN401  torch's
+            types: Any,  # noqa: ANN401
+            args: Any = (),  # noqa: ANN401
+            kwargs: Any = None,  # noqa: ANN401
+        ) -> Any:  # noqa: ANN401
+            if func is torch.ops.aten.div.Tensor:
+                divisors.append(args[1])
+            return func(*args, **(kwargs or {}))
+
+    inputs: Any = materialise(replace(GROUPS, scale_format=scale_format))
+    with Divisions():
+        quantize(inputs)
+    assert len(divisors) == 2
+    assert all(isinstance(each, torch.Tensor) for each in divisors)
