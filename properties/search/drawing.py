@@ -42,6 +42,9 @@ MOST_LONGER = 800
 MOST_WITHOUT_ROOM = 8
 """Problems without room on the GPU after which a law stops, if it has judged none; they are tried
 again at the end of the run."""
+MOST_MASKED = 3
+"""Problems that end in known findings come on top of a law's plan, up to this multiple of it: where
+a kernel is known to be wrong, they show nothing else."""
 Look = Callable[[Problem], None]
 """Called with each drawn problem; raises ``Counterexample`` or ``Enough``, see ``draw_round``."""
 Suspect = tuple[Problem, Verdict]
@@ -96,7 +99,7 @@ class Search:
         self._round = 0
         self._long = False
         self._suspect: Problem | None = None
-        self._judged_before = self._idle_before = 0
+        self._judged_before = self._known_before = self._idle_before = 0
         self._drawn: tuple[int, list[Problem]] | None = None
         looks_at, candidate = runner.law.looks_at, runner.candidate
         self._axes = candidate.axes.within(looks_at)
@@ -174,6 +177,7 @@ class Search:
         """
         # Smallest problems of other laws, and what other runs kept, are judged on top.
         self._judged_before, self._idle_before = self._runner.report.judged, self._idle
+        self._known_before = self._known
         if self._long_axes is not None:
             self._long = True
             yield from self._rounds()
@@ -224,7 +228,7 @@ class Search:
         if self._spent():
             return True
         report, options = self._runner.report, self._options
-        enough_judged = self._long or report.judged >= options.floor
+        enough_judged = self._long or report.judged - self._masked >= options.floor
         seconds = self._share * options.seconds * (1.0 if enough_judged else EXTENSION)
         if self._stopped():
             report.ended = "stopped"
@@ -323,7 +327,7 @@ class Search:
 
     def _spent(self, more: int = 0) -> bool:
         """Whether the law has had its problems, if ``more`` were judged or had nothing to judge."""
-        judged = self._runner.report.judged - self._judged_before
+        judged = self._runner.report.judged - self._judged_before - self._masked
         # Counted from when drawing began: stored and shared problems come on top of the plan.
         most = max(1.0, self._share * self._options.problems)
         # Nothing to judge, time and again: the law says nothing about this implementation.
@@ -338,6 +342,15 @@ class Search:
     @property
     def _share(self) -> float:
         return LONG_SHARE if self._long else 1.0
+
+    @property
+    def _known(self) -> int:
+        return self._runner.report.known.total()
+
+    @property
+    def _masked(self) -> int:
+        """Problems drawn here that end in known findings: another fault would not show there."""
+        return min(self._known - self._known_before, MOST_MASKED * self._options.problems)
 
     @property
     def _idle(self) -> int:

@@ -22,7 +22,7 @@ from kernelproof.properties.isolation import workers
 from kernelproof.properties.isolation.workers import Deadlines, Outcome, Worker, WorkerPool
 from kernelproof.properties.laws import find_law
 from kernelproof.properties.search.candidate import Candidate, Deadly
-from kernelproof.properties.search.drawing import MOST_WITHOUT_ROOM, SearchOptions
+from kernelproof.properties.search.drawing import MOST_MASKED, MOST_WITHOUT_ROOM, SearchOptions
 from kernelproof.properties.search.examples import Examples
 from kernelproof.properties.search.law_search import LawSearch
 from kernelproof.properties.space import rounds
@@ -753,6 +753,23 @@ class TestLawSearch:
         assert report.flaky == 0
         assert report.finding is not None
         assert report.finding.entry == "race"
+
+    def test_known_failures_do_not_fill_the_plan_of_a_law(self) -> None:
+        """Another fault would not show in them: the law judges its problems beside them."""
+        masked = Entry("known", "it", "FAIL", {}, "It is wrong.", Path("known.json"), ("parity",))
+
+        def wrong_where_causal(problem: AttentionProblem) -> Outcome:
+            return done("FAIL", kind="numeric") if problem.causal else done("PASS")
+
+        report, _ = searched(wrong_where_causal, 0, known=(masked,))
+        assert report.known["known"] > 0
+        assert report.judged - report.known["known"] >= PROFILE.problems
+
+    def test_where_all_failures_are_known_a_law_ends(self) -> None:
+        masked = Entry("known", "it", "FAIL", {}, "It is wrong.", Path("known.json"), ("parity",))
+        report, _ = searched(lambda _: done("FAIL", kind="numeric"), 0, known=(masked,))
+        assert report.judged == report.known["known"]
+        assert report.judged <= (MOST_MASKED + 2) * PROFILE.problems
 
     def test_a_death_before_a_case_began_is_not_its_own(self) -> None:
         """The process was asked ahead: what ended it may be left from the case before."""
