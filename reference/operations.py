@@ -6,7 +6,7 @@ are drawn, which needs Hypothesis, in ``properties.space.operations``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -179,7 +179,7 @@ def materialise(
     unused: float = CANARY,
     garbage: int | None = None,
     tight: bool = False,
-    apart: Mapping[str, int] | None = None,
+    apart: Mapping[str, Sequence[int]] | None = None,
     **options: int,
 ) -> Inputs:
     """Make the tensors of a problem.

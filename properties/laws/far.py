@@ -32,14 +32,21 @@ from .slack import PARITY
 AnyProblem = TypeVar("AnyProblem", AttentionProblem, MoEProblem)
 ROWS, PAGES = ("large_tensors", "large_rows"), ("large_tensors", "large_caches")
 """Claims of offsets of 64 bits, one of which an implementation must make: of rows, and of pages."""
-_NEW, _STATES = {"new_k": 1, "new_v": 1}, {"outs": 2, "states": 1, "lses": 1, "out": 1}
-_TABLE = {"block_table": 1}
-APART: dict[str, dict[str, int]] = {
-    "append_paged_kv": _NEW, "merge_state": _STATES, "route": {"logits": 1},
-    "moe": {"hidden": 1, "out": 1}, "quantize": {"x": 1}, "build_metadata": _TABLE,
+FIRST, TWO, SECOND = (0,), (0, 1), (1,)
+"""Axes that count rows, the first of which that is long enough lies apart."""
+Apart = Mapping[str, tuple[int, ...]]
+"""The axes of tensors by name."""
+_NEW: Apart = {"new_k": FIRST, "new_v": FIRST}
+_STATES: Apart = {"outs": TWO, "states": FIRST, "lses": FIRST, "out": FIRST}
+_TABLE: Apart = {"block_table": FIRST}
+APART: dict[str, Apart] = {
+    "append_paged_kv": _NEW, "merge_state": _STATES, "route": {"logits": FIRST},
+    "moe": {"hidden": FIRST, "out": FIRST}, "quantize": {"x": FIRST}, "build_metadata": _TABLE,
     "map_slots": _TABLE,
 }  # fmt: skip
-"""Tensors with rows of tokens, states or requests by operation, and how many axes count rows."""
+"""Tensors with rows of tokens, states or requests by operation, and the axes that count these."""
+WEIGHTS: Apart = {"w13": SECOND, "w2": SECOND}
+"""Experts' weights, whose rows are a matrix's: output channels."""
 GIB, WORKSPACE_BYTES = 1 << 30, 4
 """Bytes of a GiB, and of a number of a workspace."""
 
@@ -102,7 +109,7 @@ def _unmoved(
     problem: AttentionProblem,
     near: AttentionInputs,
     far: AttentionInputs,
-    apart: Mapping[str, int] | None = None,
+    apart: Apart | None = None,
 ) -> Verdict:
     """Check that a call gives the same where its tensors lie far apart."""
     first, bounded = run_on(subject, problem, near)
@@ -217,7 +224,7 @@ def far_tokens(subject: Subject, problem: AttentionProblem) -> Verdict:
     far = replace(inputs, q=_far_rows(inputs.q))
     if isinstance(far, RaggedAttentionInputs) and len(far.k) >= LEAST_ROWS:
         far = replace(far, k=_far_rows(far.k), v=_far_rows(far.v))
-    return _unmoved(subject, near, inputs, far, apart={"out": 1})
+    return _unmoved(subject, near, inputs, far, apart={"out": FIRST})
 
 
 def _repeated(problem: AttentionProblem) -> AttentionProblem:
@@ -236,8 +243,13 @@ def _far_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def far_rows(subject: Subject, problem: Any) -> Verdict:  # noqa: ANN401  of the operations
-    """Keep the rows of tokens, states or requests far apart: the answer is the oracle's."""
+    """Keep the rows of tokens, states or requests far apart: the answer is the oracle's.
+
+    So are those of experts' weights, where their offsets are said to be of 64 bits too.
+    """
     apart = APART[problem.operation]
+    if problem.operation == "moe" and "large_weights" in subject.implementation.features:
+        apart = {**apart, **WEIGHTS}
     itemsize = getattr(torch, getattr(problem, "dtype", "int32")).itemsize
     if not has_room(subject, len(apart) * FAR * itemsize) or _rows(problem) < LEAST_ROWS:
         return VACUOUS
@@ -298,7 +310,7 @@ LAWS = (
         "far_rows",
         tuple(APART),
         far_rows,
-        "rows of tokens, states or requests more than 2^32 numbers apart give the same",
+        "rows of tokens, states, requests or weights more than 2^32 numbers apart give the same",
         weight=0.1,
         needs=ROWS,
         floor=1,

@@ -79,6 +79,13 @@ def hidden_row_in_int32(inputs: MoEInputs) -> torch.Tensor:
     return apply(replace(inputs, hidden=found(inputs.hidden)))
 
 
+@seeded(BUGS, "moe", LAW, features=(*LARGE, "large_weights"))
+def weight_row_in_int32(inputs: MoEInputs) -> torch.Tensor:
+    """Multiply an output channel's number by the stride of an expert's weights in int32."""
+    assert isinstance(inputs.w13, torch.Tensor)  # noqa: S101  quantised ones are not claimed
+    return apply(replace(inputs, w13=found(inputs.w13, 1)))
+
+
 def _with_parts(inputs: PagedAttentionInputs, *, far: bool) -> Pair:
     """Attend, and take the output through a workspace."""
     out, lse = attend(inputs)

@@ -70,9 +70,9 @@ class Allocator:
             not. Tensors then have ``SLACK_ROWS`` rows more behind them in their storages.
         tight: let each storage end where its tensor, or its rows of slack, end: a tool that watches
             allocations then sees whatever is read behind them.
-        apart: names of tensors whose rows lie more than 2^32 elements apart, and how many of their
-            first axes count rows: the first of these that is long enough is taken. Such a tensor
-            has no fence.
+        apart: names of tensors whose rows lie more than 2^32 elements apart, and the axes that
+            count their rows: the first of these that is long enough is taken. Such a tensor has no
+            fence.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Allocator:
         garbage: int | None = None,
         *,
         tight: bool = False,
-        apart: Mapping[str, int] | None = None,
+        apart: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self.device = device
         self.tight = tight
@@ -108,7 +108,7 @@ class Allocator:
         """Return the axis along which a tensor's rows lie apart; None: it is contiguous."""
         if not math.prod(shape):
             return None
-        axes = range(self.apart.get(name.partition("[")[0], 0))
+        axes = self.apart.get(name.partition("[")[0], ())
         return next((axis for axis in axes if shape[axis] >= LEAST_ROWS), None)
 
     def fill(self, dtype: torch.dtype) -> float:
