@@ -164,6 +164,7 @@ class Implementation:
     chosen_backend: Callable[[Target], str] | None = None
     ruled_as: Mapping[str, Any] = field(default_factory=dict)
     unset_flags: Mapping[str, str] = field(default_factory=dict)
+    runs: frozenset[str] = frozenset()
 
     @property
     def provider(self) -> str:
@@ -332,7 +333,7 @@ def _lines_by_flag(value: Mapping[str, str] | None) -> dict[str, str]:
 
 _KINDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "name": (_of_type(str), "str"),
-    "features": (_names, "a collection of names"),
+    **dict.fromkeys(("features", "runs"), (_names, "a collection of names")),
     "provider": (_of_type(str, None), "str"),
     "backend": (lambda value: _of_type(str, None)(value) or "", "str"),
     "unset_flags": (_lines_by_flag, "a mapping of flags to an engine's FILE:LINE"),
@@ -401,6 +402,7 @@ def implementation(
     chosen_backend: Callable[[Target], str] | None = None,
     ruled_as: Mapping[str, Any] | None = None,
     unset_flags: Mapping[str, str] | None = None,
+    runs: Collection[str] = (),
 ) -> Callable[[Callable[[Any], Any]], Implementation]:
     """Make an implementation of a function, for use as a decorator.
 
@@ -465,6 +467,9 @@ def implementation(
             engine's line that shows it: ``{"USE_TD": "vllm/v1/attention/triton_attn.py:123"}``. A
             second share of the kernel's lines leaves out what needs them, and so does the floor;
             the first share counts all.
+        runs: names of its kernels, without arguments and those of templates. A call that launches
+            others, and none of these, is a FAIL of kind backend: on a GPU, and in Triton's
+            interpreter. If there are none, its ``backend`` says what kernels it has.
 
     Raises:
         TypeError: an option of another type.

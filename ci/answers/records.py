@@ -15,6 +15,7 @@ from ...impl.targets.refusal import Refusal
 from ...properties.findings.claimed_space import AxisClaims
 from ...properties.findings.coverage import Coverage, Gap
 from ...properties.findings.kernels import FileRun, KernelRuns
+from ...properties.findings.launched import Launched, LaunchedCall
 from ...properties.findings.report import (
     CorpusReport,
     Finding,
@@ -41,7 +42,7 @@ KINDS: Mapping[str, type[Any]] = {
     each.__name__: each
     for each in (
         AxisClaims, Axes, CorpusReport, Cost, Counter, Coverage, Deadly, FileRun, Finding, Gap,
-        ImplementationReport, KernelRuns, LawReport, Learned, Left, Milestones, ProblemVerdict,
+        ImplementationReport, KernelRuns, Launched, LaunchedCall, LawReport, Learned, Left, Milestones, ProblemVerdict,
         Refusal, RunReport, Separation, Verdict, dict, int, set, tuple, *get_args(Problem),
     )
 }  # fmt: skip

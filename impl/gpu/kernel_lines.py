@@ -21,6 +21,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
+from . import launch_names
+
 MOST_VALUES = 16
 """Most values of a constexpr that are kept."""
 MOST_CHARACTERS = 60
@@ -177,6 +179,7 @@ def _noted(launch: Any) -> Any:
         code = getattr(executor.fn, "__code__", None)
         if code is not None and not _is_of_triton(code.co_filename):
             place = (code.co_filename, code.co_firstlineno)
+            launch_names.note(code.co_name)
             values = _RECORDS.launched.setdefault(place, {})
             passed = {
                 **_defaults(executor.fn),
@@ -224,7 +227,10 @@ def _watch(jit: Any) -> None:
     @functools.wraps(run)
     def noted(self: Any, *arguments: Any, **options: Any) -> Any:
         _RECORDS.on_gpu[id(self)] = self  # its hash reads its source
-        return run(self, *arguments, **options)
+        kernel = run(self, *arguments, **options)
+        if (name := getattr(kernel, "name", None)) is not None:  # none of other releases
+            launch_names.note(str(name), str(getattr(kernel, "hash", "")))
+        return kernel
 
     setattr(noted, _MARKED, True)
     function.run = noted

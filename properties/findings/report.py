@@ -19,6 +19,7 @@ from ..verdicts.verdict import Verdict
 from .claimed_space import ClaimedSpace
 from .coverage import Coverage
 from .kernels import Kernel, KernelRuns, share_of
+from .launched import Launched, together
 
 TIME, FOUND, INTERRUPTED, TERMINATED = ENDINGS = ("time", "found", "interrupted", "terminated")
 """What may end a run early: its own deadline, its first finding, SIGINT, SIGTERM."""
@@ -171,6 +172,7 @@ class LawReport:
             problem id; they are tried again at the end of the run.
         too_large: ids of those of them that a worker's limit refuses then too.
         kernels: what ran of its Triton kernels.
+        launched: names of the kernels that its calls launched.
         without_long: why its one very long problem was not judged; empty where it was, or the
             profile has none.
         without_full: which kinds of batches that fill a GPU were not judged, and why; empty where
@@ -205,6 +207,7 @@ class LawReport:
     of_deck: int = 0
     reused: str = ""
     kernels: KernelRuns = field(default_factory=KernelRuns)
+    launched: Launched = field(default_factory=Launched)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dictionary."""
@@ -224,6 +227,7 @@ class LawReport:
             "error": self.error or self.lost,
             "verdict": self.verdict,
             "reused": self.reused,
+            "specialisations": sorted(self.launched.called),
         }
 
     @property
@@ -267,6 +271,7 @@ class LawReport:
         self.seconds += first.seconds
         self.interpreted = self.interpreted or first.interpreted
         self.kernels.include(first.kernels)
+        self.launched.include(first.launched)
         self.known = first.known + self.known
         self.passing_ratio = max(self.passing_ratio, first.passing_ratio)
         self.ratios = first.ratios + self.ratios
@@ -447,6 +452,11 @@ class ImplementationReport:
         return self.kernel_runs.functions()
 
     @property
+    def launched(self) -> Launched:
+        """Names of the kernels that its calls launched."""
+        return together(law.launched for law in self.laws)
+
+    @property
     def unset_flags(self) -> dict[str, str]:
         """Constexprs that no caller sets, with the engine's line that shows it."""
         return dict(self.declared.get("unset_flags", {}))
@@ -505,6 +515,7 @@ class ImplementationReport:
             "kernels": [each.to_json() for each in kernels],
             "kernel_lines": {name: vars(each) for name, each in shares.items()},
             "unset_flags": unset,
+            "launched": self.launched.to_json(),
         }
 
 

@@ -112,6 +112,8 @@ class Candidate:
     """Whether its processes run no other's code: in a shared one it failed, but not by itself."""
     stuck: dict[str, str] = field(default_factory=dict)
     """Places in which HANGs were found to be stuck, by problem id: finding out takes seconds."""
+    named: set[str] = field(default_factory=set)
+    """Specialisations whose kernels are known, and are as claimed: workers name them once."""
     rounds: Rounds = field(default_factory=Rounds)
     """What its laws draw together, see ``SearchOptions.alike``."""
     declared_name: str = ""

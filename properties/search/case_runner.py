@@ -195,6 +195,8 @@ class CaseRunner:
 
     def _request(self, problem: Problem, *, explains: bool = False) -> dict[str, object]:
         case = self.candidate.address.case(self.law.name, problem)
+        if self.candidate.named:
+            case["named"] = sorted(self.candidate.named)
         return case if explains else {**case, "explains": False}
 
     def _answer(self) -> tuple[Problem, Outcome]:
@@ -270,7 +272,11 @@ class CaseRunner:
 
     def _count(self, problem: Problem, verdict: Verdict) -> Verdict:
         self.report.kernels.add(verdict.kernels)
-        verdict = self._counted(problem, replace(verdict, kernels={}))  # too large to remember
+        self.report.launched.add(verdict.launched)
+        self.candidate.named.update(verdict.launched.get("known", ()))
+        called = {"called": verdict.launched["called"]} if verdict.bad and verdict.launched else {}
+        # What is too large to remember goes.
+        verdict = self._counted(problem, replace(verdict, kernels={}, launched=called))
         seen = ProblemVerdict(problem, verdict.status, verdict.kind, verdict.vacuous)
         self.report.problems[problem.id] = seen
         return verdict

@@ -34,6 +34,8 @@ WATCHED = (
 )
 """Functions that compile or tune, by module and name; those of a release without them are not
 watched."""
+TUNING = ("Autotuner._bench", "CachingAutotuner.autotune_to_one_config")
+"""Those of them that launch kernels, which are no part of the call."""
 DYNAMO = "torch._dynamo.callback"
 """The module that calls back when TorchDynamo begins and ends to compile."""
 MARK = "_kernelproof_watched"
@@ -53,10 +55,12 @@ class Call:
     Attributes:
         stages: the stages of the worker.
         seconds: the seconds in which it compiled, tuned or imported.
+        tuned: whether it launched kernels to choose among them.
     """
 
     stages: Stages
     seconds: float = 0.0
+    tuned: bool = False
     _thread: int = field(default_factory=threading.get_ident)
     _depth: int = 0
 
@@ -98,13 +102,14 @@ def watched(stages: Stages) -> Iterator[Call]:
             bootstrap._find_and_load = before  # noqa: SLF001
 
 
-def _shown(function: Callable[..., Any]) -> Callable[..., Any]:
+def _shown(function: Callable[..., Any], *, tunes: bool = False) -> Callable[..., Any]:
     """Return a function that is in the stage while it runs during a call under test."""
 
     @functools.wraps(function)
     def shown(*args: Any, **options: Any) -> Any:  # noqa: ANN401  whatever it takes and gives
         if not _calls:
             return function(*args, **options)
+        _calls[-1].tuned |= tunes
         with _calls[-1].specialising():
             return function(*args, **options)
 
@@ -123,7 +128,7 @@ def _watch_functions() -> None:
             owner = getattr(owner, each, None)
         function = getattr(owner, last, None)
         if callable(function) and not hasattr(function, MARK):
-            setattr(owner, last, _shown(function))
+            setattr(owner, last, _shown(function, tunes=name in TUNING))
     handler = getattr(sys.modules.get(DYNAMO), "callback_handler", None)
     starts = getattr(handler, "start_callbacks", None)
     if starts is not None and _dynamo_begins not in starts:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from time import perf_counter, sleep
 from typing import Any, TypeVar
 
@@ -35,6 +36,7 @@ from .asked import CALLS
 from .comparison import Result, fail, unusable
 from .contained import Stop, contained, crash, out_of_memory
 from .filled_scratch import filled_scratch
+from .launches import Launches, Told
 from .memory_need import NO_ROOM, call_begins, refusal_of
 from .on_host import made_on
 from .operations import OPERATIONS
@@ -47,6 +49,8 @@ from .verdict import Verdict
 Read = TypeVar("Read")
 SESSION = ("plan", "run")
 """Methods that a session has at least."""
+PREPARING = ("plan", "capture", "publish")
+"""Steps of a session that answer nothing."""
 SPIN_SECONDS = 1e-3
 LSE_GAP = 5
 """Numbers between the rows of a buffer for the LSE that is padded."""
@@ -82,6 +86,7 @@ class Subject:
         self.seconds = 0.0
         self.calls = 0
         self.interpreted = False
+        self.kernel_names: Launches | None = None
         self.buffers: dict[str, torch.Tensor] = {}
         self._ends: dict[str, int] = {}
         self._gaps: list[tuple[str, torch.Tensor]] = []
@@ -216,22 +221,13 @@ class Subject:
         held = call_begins(tensors.values())
         hasten()
         launched = interpreted_launches()
-        start = perf_counter()
         try:
             touched = (
                 self._memory.watch(readable(inputs, tensors)) if self._memory else nullcontext()
             )
-            with (
-                self._stages.stage(stage),
-                watched(self._stages) as watch,
-                filled_scratch(),
-                touched,
-            ):
-                result = (function or self.implementation)(inputs)
-            # A kernel that was launched runs by now, whatever came before: a hang of a first call
-            # does not last as long as a compiler may.
-            if wait:
-                self.wait()
+            made = partial(function or self.implementation, inputs)
+            naming = self._naming(getattr(function, "__name__", ""), problem, wait=wait)
+            result, seconds = self._timed(made, stage, touched, naming, wait=wait)
         except UnsupportedError as error:
             raise Stop(Verdict("REJECTED", "UnsupportedError", message_of(error))) from error
         except BaseException as error:
@@ -255,11 +251,44 @@ class Subject:
         if wait and self._waits and (found := wrong()) is not None:
             raise Stop(found)
         if stage == "run" and wait:
-            self.seconds += perf_counter() - start - watch.seconds
+            self.seconds += seconds
             self.calls += 1
         if module is not None:
             self._compiled.add(module)
         return result
+
+    def _naming(self, step: str, problem: Problem, *, wait: bool) -> AbstractContextManager[Told]:
+        """Return what names the kernels of a call, where that is asked for and it is waited for."""
+        if self.kernel_names is None or step in PREPARING or not (wait and self._waits):
+            return nullcontext(lambda _: None)
+        return self.kernel_names.of(step, problem)
+
+    def _timed(
+        self,
+        call: Callable[[], Any],
+        stage: str,
+        touched: AbstractContextManager[object],
+        named: AbstractContextManager[Told],
+        *,
+        wait: bool,
+    ) -> tuple[Any, float]:
+        """Make a call, and return its result and the seconds that it ran, compiling apart."""
+        with named as tell:
+            start = perf_counter()
+            with (
+                self._stages.stage(stage),
+                watched(self._stages) as watch,
+                filled_scratch(),
+                touched,
+            ):
+                result = call()
+            # A kernel that was launched runs by now, whatever came before: a hang of a first call
+            # does not last as long as a compiler may.
+            if wait:
+                self.wait()
+            seconds = perf_counter() - start - watch.seconds
+            tell(watch)
+        return result, seconds
 
     def _verdict_on(
         self, error: BaseException, tensors: Iterable[torch.Tensor], held: int

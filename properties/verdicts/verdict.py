@@ -25,6 +25,7 @@ FAIL_KINDS = (
     "nondeterministic",
     "insensitive",
     "host_sync",
+    "backend",
 )
 
 MOST_FAULTS = 2
@@ -66,6 +67,7 @@ class Verdict:
         faults: the classic faults, in words, each of which explains a FAIL; the message names them
             where they are few.
         kernels: what ran of the Triton kernels in each file, see ``kernel_lines``.
+        launched: names of the kernels that its calls launched, see ``launches``.
     """
 
     status: Status
@@ -88,6 +90,7 @@ class Verdict:
     at_call: int = field(default=0, compare=False)
     waited: float = field(default=0.0, compare=False)
     kernels: Mapping[str, FileRecord] = field(default_factory=dict, compare=False)
+    launched: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def bad(self) -> bool:
@@ -108,7 +111,7 @@ class Verdict:
         """Return a JSON-able dictionary."""
         optional = (
             "about", "element", "error_map", "worst", "printed", "ignored", "interpreted", "waited",
-            "compared", "at_call", "kernels", "faults",
+            "compared", "at_call", "kernels", "faults", "launched",
         )  # fmt: skip
         return {name: value for name, value in vars(self).items() if value or name not in optional}
 

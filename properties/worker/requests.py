@@ -17,6 +17,7 @@ from ..isolation.sanitizer import SLOWNESS, errors
 from ..isolation.stages import STAGES
 from ..isolation.workers import SECOND, Deadlines, Outcome, Worker
 from ..verdicts.comparison import MOST_COLUMNS, MOST_ROWS
+from ..verdicts.launches import MOST_CHARACTERS, MOST_KERNELS
 from ..verdicts.verdict import Verdict
 from . import memory_deaths
 from .distrust import GARBLED
@@ -135,6 +136,28 @@ class _Kernels(TypedDict):
     compiled: dict[Number, Size]
 
 
+Id = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{10}$")]
+Names = Annotated[list[Annotated[str, msgspec.Meta(max_length=MOST_CHARACTERS)]],
+                  msgspec.Meta(max_length=MOST_KERNELS)]  # fmt: skip
+
+
+class _Call(TypedDict):
+    id: Id
+    step: str
+    module: str
+    features: list[str]
+    size: Size
+    kernels: Names
+
+
+class _Launched(TypedDict, total=False):
+    calls: list[_Call]
+    called: list[Id]
+    known: list[Id]
+    seconds: Annotated[float, msgspec.Meta(ge=0)]
+    why: str
+
+
 @dataclass(frozen=True)
 class _Said(Verdict):
     """A verdict with the types that reports rely on."""
@@ -146,6 +169,7 @@ class _Said(Verdict):
     error_map: _Map | None = None
     worst: Sequence[_Listed] = ()
     kernels: dict[str, _Kernels] = field(default_factory=dict)
+    launched: _Launched = field(default_factory=_Launched)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ from ..laws.law import Law
 from ..verdicts.asked import CALLS, with_calls
 from ..verdicts.contained import OUT_OF_MEMORY, Stop, contained, crash, out_of_memory
 from ..verdicts.elements import with_places
+from ..verdicts.launches import Launches, launches_of
 from ..verdicts.memory_need import NO_ROOM, note_calls
 from ..verdicts.specialising import Stages
 from ..verdicts.subject import LAUNCHES, Subject
@@ -46,6 +47,7 @@ from . import integrity
 from .distrust import RemoteSubject, Server
 from .kernel_lines import recording
 from .link import Link
+from .requests import ON_ITS_GPU
 from .room import judged_with_room
 from .surveys import keys_of, libraries_of, refusal_unless_raised, selectable, surveyed
 
@@ -60,6 +62,7 @@ _UNTOUCHED: dict[str, object] = {}
 _latest = ""
 """The implementation whose code ran last in this process."""
 _compiled: dict[str, set[Hashable]] = {}
+_launches: dict[str, Launches | None] = {}
 
 
 class SpoiledError(RuntimeError):
@@ -337,9 +340,23 @@ def judge(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     if LINK in payload:
         return _served(payload, stages)
     subject = _keeper(payload, stages) if payload.get("keep") else subject_of(payload, stages)
+    subject.kernel_names = names = _names_of(subject, payload)
     with recording() as ran:
         result = _judged(subject, payload)
-    return {**result, **({"kernels": ran.files} if ran.files else {})}
+    told = {"kernels": ran.files, "launched": names.to_json() if names else {}}
+    return {**result, **{name: value for name, value in told.items() if value}}
+
+
+def _names_of(subject: Subject, payload: Mapping[str, Any]) -> Launches | None:
+    """Return what names the kernels of a case; None under a tool, and laws that watch streams."""
+    if payload.get("tight") or payload.get("law") in ON_ITS_GPU:
+        return None
+    names = _launches.setdefault(
+        payload["implementation"], launches_of(subject.implementation, subject.target)
+    )
+    if names is not None:
+        names.begin(payload.get("named", ()))
+    return names
 
 
 def _judged(subject: Subject, payload: Mapping[str, Any]) -> dict[str, Any]:
@@ -351,6 +368,9 @@ def _judged(subject: Subject, payload: Mapping[str, Any]) -> dict[str, Any]:
         if refusal is not None:
             return Verdict("UNSUPPORTED", refusal.code, refusal).to_json()
         verdict = judged_with_room(lambda: _checked(law, subject, problem), payload["device"])
+        names = subject.kernel_names
+        if names and names.wrong and not verdict.bad:
+            verdict = replace(verdict, status="FAIL", kind="backend", message=names.wrong.message)
     except Stop as stop:
         verdict = stop.verdict
     about = problem_from_json(verdict.about) if verdict.about else problem
