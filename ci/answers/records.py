@@ -42,8 +42,9 @@ KINDS: Mapping[str, type[Any]] = {
     each.__name__: each
     for each in (
         AxisClaims, Axes, CorpusReport, Cost, Counter, Coverage, Deadly, FileRun, Finding, Gap,
-        ImplementationReport, KernelRuns, Launched, LaunchedCall, LawReport, Learned, Left, Milestones, ProblemVerdict,
-        Refusal, RunReport, Separation, Verdict, dict, int, set, tuple, *get_args(Problem),
+        ImplementationReport, KernelRuns, Launched, LaunchedCall, LawReport, Learned, Left,
+        Milestones, ProblemVerdict, Refusal, RunReport, Separation, Verdict, dict, int, set, tuple,
+        *get_args(Problem),
     )
 }  # fmt: skip
 """The classes of records by name: a journal makes objects of no others."""

@@ -10,7 +10,7 @@ from ...properties.verdicts.text import defaults
 from ..console.rendering import render
 from .claims import claims_rows
 from .figures import error_maps, heat, spreads
-from .kernels import kernel_sources
+from .kernels import kernel_sources, launched_rows
 from .outline import filled
 from .pictures import LEVEL_WORDS, meter
 from .run_outline import outline_of
@@ -61,6 +61,7 @@ def to_html(summary: Summary) -> str:
         spreads=spreads(run),
         coverage=[_coverage(each.name, each.coverage) for each in run if each.laws],
         kernels=kernel_sources(run),
+        launched=launched_rows(run),
         claims=[(each.name, claims_rows(each)) for each in run if each.claimed_space],
         facts=facts,
     )

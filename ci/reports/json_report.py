@@ -7,7 +7,9 @@ from typing import Any
 from ... import __version__
 from ...properties.findings.cases import versions
 from ...properties.findings.causes import causes_of
+from ...properties.findings.launched import kernels_of
 from ...properties.findings.report import RATIO_EDGES
+from .kernels import launched_in
 from .shape import SCHEMA
 from .summary import Summary, known_findings, rejected, reused, seconds, state
 
@@ -33,12 +35,14 @@ def to_json(summary: Summary) -> dict[str, Any]:
         "seconds": round(report.seconds, 3),
         "build_seconds": round(sum(each.build_seconds for each in report.implementations), 3),
         "run_seconds": round(sum(map(seconds, report.implementations)), 3),
+        "launched": launched_in(report.implementations).numbers(),
         "reused": reused(report),
         "findings": [
             {
                 **cause.to_json(),
                 "declared_name": each.declared_name,
                 "problem_id": cause.finding.problem.id,
+                "kernels": kernels_of(each.launched, cause.finding.verdict.launched),
                 **reasons.get(cause.finding.entry or "", {}),
             }
             for each in report.implementations

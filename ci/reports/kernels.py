@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +14,14 @@ from ...properties.findings.kernels import (
     share_of,
     source_of,
 )
+from ...properties.findings.launched import (
+    Launched,
+    LaunchedCall,
+    launched_text,
+    together,
+)
 from ...properties.findings.report import ImplementationReport
+from ...properties.verdicts.launches import SIZE_BASE
 from ...properties.verdicts.text import count_of
 from .outline import Line
 
@@ -22,6 +29,10 @@ FEW = 3
 """Most implementations that have a line each."""
 MARKS = {"ran": " ", "never": "!"}
 """Character in front of a line of source, for those who see no colour, by its tone."""
+
+
+Row = tuple[str, str]
+"""A specialisation, and its kernels."""
 
 
 class Source(NamedTuple):
@@ -37,9 +48,36 @@ def kernel_text(report: ImplementationReport) -> str:
     return kernels_text(report.kernels, report.unset_flags)
 
 
+def launched_in(reports: Iterable[ImplementationReport]) -> Launched:
+    """Return what the calls of several implementations launched."""
+    return together(each.launched for each in reports)
+
+
+def launched_line(reports: Sequence[ImplementationReport]) -> str:
+    """Return in a line how many kernels ran; empty where none was to be named."""
+    seconds = sum(law.seconds for each in reports for law in each.laws)
+    return launched_text(launched_in(reports), seconds)
+
+
+def launched_rows(reports: Sequence[ImplementationReport]) -> list[tuple[str, str, list[Row]]]:
+    """Return the kernels of each specialisation of those that had some named."""
+    return [
+        (each.name, launched_line([each]), [_row(call) for call in each.launched.calls.values()])
+        for each in reports
+        if each.launched.calls
+    ]
+
+
+def _row(call: LaunchedCall) -> Row:
+    about = [call.step, call.module, *call.features, f"work {SIZE_BASE}^{call.size}"]
+    return ", ".join(filter(None, about)), ", ".join(call.names) or "none"
+
+
 def kernel_lines(reports: Sequence[ImplementationReport], *, whole: bool) -> Iterator[Line]:
     """Yield what ran of the kernels, of each implementation where they are few or it is asked."""
     told = [(each.name, text) for each in reports if (text := kernel_text(each))]
+    if text := launched_line(reports):
+        yield Line("", text, "dim")
     if len(told) <= FEW or whole:
         for name, text in told:
             yield Line("", text if len(reports) == 1 else f"{name}: {text}", "dim")

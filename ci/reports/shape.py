@@ -70,6 +70,7 @@ class _Finding(TypedDict):
     worst: list[PlacedElement]
     problem: ProblemJson
     problem_id: str
+    kernels: list[str]
     entry: str | None
     contradicts: str | None
     cause: Cause
@@ -109,6 +110,35 @@ class Law(TypedDict):
     error: str
     verdict: str
     reused: str
+    specialisations: list[str]
+
+
+class LaunchedCall(TypedDict):
+    """A call of one specialisation: whole names of the kernels that it launched, and short ones."""
+
+    id: str
+    step: str
+    module: str
+    features: list[str]
+    size: int
+    kernels: list[str]
+    names: list[str]
+
+
+class Named(TypedDict):
+    """How many specialisations were called, and of how many the kernels are known."""
+
+    specialisations: int
+    named: int
+    distinct: int
+    seconds: float
+    not_recorded: str
+
+
+class Launched(Named):
+    """Kernels by specialisation."""
+
+    calls: list[LaunchedCall]
 
 
 class Reused(TypedDict):
@@ -207,6 +237,7 @@ class Implementation(TypedDict):
     kernels: list[Kernel]
     kernel_lines: dict[str, Share]
     unset_flags: dict[str, str]
+    launched: Launched
     unexplained: int
     left: list[Left]
     laws: list[Law]
@@ -234,6 +265,7 @@ class _Report(TypedDict):
     seconds: float
     build_seconds: float
     run_seconds: float
+    launched: Named
     reused: Reused
     findings: list[Finding]
     known: list[Known]

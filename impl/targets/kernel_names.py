@@ -57,7 +57,7 @@ class Unclaimed(NamedTuple):
 
     Attributes:
         claimed: what was claimed.
-        ran: the backend, or what else is known, of the kernels that ran.
+        ran: backends of the kernels that ran; empty where none is known.
         kernels: their short names.
     """
 
@@ -69,7 +69,8 @@ class Unclaimed(NamedTuple):
     def message(self) -> str:
         """One sentence with both names."""
         kernels = ", ".join(self.kernels)
-        return f"it claims {self.claimed}; the call launched {kernels}, {self.ran}"
+        told = f"it claims {self.claimed}; the call launched {kernels}"
+        return f"{told}, of {self.ran}" if self.ran else told
 
 
 @functools.lru_cache(maxsize=4096)
@@ -150,5 +151,4 @@ def _unnamed(runs: Collection[str], ran: Mapping[str, str]) -> Unclaimed | None:
 
 
 def _backends(names: Iterable[str]) -> str:
-    found = sorted(set(filter(None, names)))
-    return f"of {', '.join(found)}" if found else "of no known backend"
+    return ", ".join(sorted(set(names) - {"", JIT}))

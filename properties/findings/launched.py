@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,16 +77,19 @@ class Launched:
         """Whole names of all kernels, each once."""
         return tuple(dict.fromkeys(name for each in self.calls.values() for name in each.kernels))
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-able dictionary."""
+    def numbers(self) -> dict[str, Any]:
+        """Return how many there are, and what it took to name them."""
         return {
             "specialisations": len(self.called | self.calls.keys()),
             "named": len(self.calls),
             "distinct": len(self.kernels),
             "seconds": round(self.seconds, 3),
             "not_recorded": self.not_recorded,
-            "calls": [each.to_json() for each in self.calls.values()],
         }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-able dictionary."""
+        return {**self.numbers(), "calls": [each.to_json() for each in self.calls.values()]}
 
     @property
     def not_recorded(self) -> str:
@@ -117,7 +120,7 @@ def launched_text(launched: Launched, seconds: float) -> str:
     """
     if not launched.called and not launched.why:
         return ""
-    known = launched.to_json()
+    known = launched.numbers()
     if launched.why and not launched.calls:
         return f"kernel names: not recorded, {launched.why}"
     share = f", in {launched.seconds / seconds:.1%} of the laws' time" if seconds else ""
@@ -128,7 +131,8 @@ def launched_text(launched: Launched, seconds: float) -> str:
     return f"{told}; not recorded: {known['not_recorded']}" if known["not_recorded"] else told
 
 
-def kernels_of(launched: Launched, ids: Sequence[str]) -> list[str]:
-    """Return the short names of the kernels of some specialisations, as far as they are known."""
-    found = (launched.calls[each].names for each in ids if each in launched.calls)
+def kernels_of(launched: Launched, told: Mapping[str, Any]) -> list[str]:
+    """Return the short names of the kernels of a verdict's calls, as far as they are known."""
+    called = told.get("called", ())
+    found = (launched.calls[each].names for each in called if each in launched.calls)
     return list(dict.fromkeys(name for names in found for name in names))

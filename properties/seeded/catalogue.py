@@ -49,6 +49,7 @@ def seeded(
     writes_out: bool = False,
     session: Callable[[], Session] | None = None,
     hidden_keys: Literal["any", "finite"] = "any",
+    runs: Collection[str] = (),
 ) -> Callable[[Callable[[Any], Any]], Implementation]:
     """Make an implementation of a function and enter it into a catalogue.
 
@@ -66,6 +67,7 @@ def seeded(
             writes_out=writes_out,
             session=session,
             hidden_keys=hidden_keys,
+            runs=runs,
         )(function)
         catalogue.append(
             SeededBug(

@@ -59,6 +59,7 @@ def asked(
     monkeypatch.setattr(torch, "ones", ones)
     monkeypatch.setattr(tasks, "_UNTOUCHED", integrity.snapshot())
     monkeypatch.setattr(tasks, "subject_of", lambda *_: Subject())
+    monkeypatch.setattr(tasks, "_names_of", lambda *_: None)
     monkeypatch.setattr(tasks, "find_law", lambda _: Law)
     monkeypatch.setattr(tasks, "problem_from_json", lambda _: None)
     return tasks.handle({"task": "judge", "device": "cuda", "law": "", "problem": {}}, Stages())
