@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from time import perf_counter, sleep
 from typing import Any, TypeVar
@@ -64,7 +65,12 @@ class Subject:
 
     With ``explains``, laws say of a wrong answer what explains it, for which they ask the oracle
     many times.
+
+    Attributes:
+        kernel_names: names the kernels of calls, where that is asked for.
     """
+
+    kernel_names: Launches | None = None
 
     def __init__(
         self,
@@ -86,7 +92,6 @@ class Subject:
         self.seconds = 0.0
         self.calls = 0
         self.interpreted = False
-        self.kernel_names: Launches | None = None
         self.buffers: dict[str, torch.Tensor] = {}
         self._ends: dict[str, int] = {}
         self._gaps: list[tuple[str, torch.Tensor]] = []
@@ -256,6 +261,13 @@ class Subject:
         if module is not None:
             self._compiled.add(module)
         return result
+
+    def as_launched(self, verdict: Verdict) -> Verdict:
+        """Return a verdict, or a FAIL where a call launched kernels that are not claimed."""
+        wrong = self.kernel_names.wrong if self.kernel_names else None
+        if wrong is None or verdict.bad:
+            return verdict
+        return replace(verdict, status="FAIL", kind="backend", message=wrong.message)
 
     def _naming(self, step: str, problem: Problem, *, wait: bool) -> AbstractContextManager[Told]:
         """Return what names the kernels of a call, where that is asked for and it is waited for."""

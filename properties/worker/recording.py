@@ -96,13 +96,14 @@ def answer(subject: Recorder, payload: Mapping[str, Any]) -> dict[str, Any]:
         refusal = subject.refusal(problem)
         if refusal is not None:
             return {"verdict": Verdict("UNSUPPORTED", refusal.code, refusal).to_json()}
-        verdict = laws_of(problem.operation)[0].check(subject, problem)
+        verdict = subject.as_launched(laws_of(problem.operation)[0].check(subject, problem))
     except Stop as stop:
         verdict = stop.verdict
     verdict = dataclasses.replace(verdict, seconds=subject.seconds, calls=subject.calls)
     gave = defined({name: each.cpu() for name, each in (subject.gave or {}).items()})
+    launched = subject.kernel_names.to_json() if subject.kernel_names else {}
     found: dict[str, Any] = {
-        "verdict": verdict.to_json(),
+        "verdict": dataclasses.replace(verdict, launched=launched).to_json(),
         "given": subject.given,
         "gave": digest(gave),
         "seconds": time.perf_counter() - started,

@@ -368,9 +368,7 @@ def _judged(subject: Subject, payload: Mapping[str, Any]) -> dict[str, Any]:
         if refusal is not None:
             return Verdict("UNSUPPORTED", refusal.code, refusal).to_json()
         verdict = judged_with_room(lambda: _checked(law, subject, problem), payload["device"])
-        names = subject.kernel_names
-        if names and names.wrong and not verdict.bad:
-            verdict = replace(verdict, status="FAIL", kind="backend", message=names.wrong.message)
+        verdict = subject.as_launched(verdict)
     except Stop as stop:
         verdict = stop.verdict
     about = problem_from_json(verdict.about) if verdict.about else problem
@@ -464,7 +462,9 @@ def answered(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     """Judge a problem and keep or compare the result's bits; see ``recording.answer``."""
     from .recording import Recorder, answer
 
-    return answer(subject_of_kind(Recorder, payload, stages), payload)
+    subject = subject_of_kind(Recorder, payload, stages)
+    subject.kernel_names = _names_of(subject, payload)
+    return answer(subject, payload)
 
 
 def timed(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:

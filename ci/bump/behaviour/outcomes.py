@@ -33,6 +33,7 @@ from ..sides.plan import DEADLINES, BumpPlan
 from ..sides.releases import BASELINE, CANDIDATE, SIDES, Release
 from ..verdicts.findings import Chip, Finding, finding
 from .asking import Bench, answer_of
+from .launched import launched_findings
 from .records import DRAWN, Compared, Surveyed, Tried
 
 NEW, WORSE, ALONE = "new-failure", "worse-failure", "candidate-only-failure"
@@ -206,6 +207,7 @@ def _findings_of(
     made = [_finding(each, found, context) for each in shown]
     lost = _lost(found, context)
     findings = [*(each for each, _ in made), *lost, *_bits(found, context.chips)]
+    findings += launched_findings([found], context.chips)
     context.bench.progress.examined.add()
     return findings, [why for _, why in made if why]
 

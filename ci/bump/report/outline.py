@@ -46,6 +46,7 @@ REPORTED_IN_FULL = (
     "candidate-only-failure",
     "known-of-both",
     "hang-stays",
+    "kernels-changed",
     "slower",
     "faster",
     "more-memory",

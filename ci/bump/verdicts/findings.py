@@ -103,6 +103,7 @@ CHANGES: Mapping[str, Change] = {
         "behaviour", REPORT, "a failure of the baseline only that did not show again"
     ),
     "bits-changed": Change("behaviour", REPORT, "other bits, inside of the error bound"),
+    "kernels-changed": Change("behaviour", REPORT, "the same calls launch other kernels"),
     "implementation-lost": Change("behaviour", CONDITION, "it ran with the baseline only"),
     "slower": Change("speed", REPORT, "calls take longer by more than the policy's limit"),
     "faster": Change("speed", REPORT, "calls take less by more than the policy's limit"),

@@ -56,6 +56,10 @@ def asked(
         def refusal(self, _problem: object) -> None:
             """Claim every problem."""
 
+        def as_launched(self, verdict: Verdict) -> Verdict:
+            """Know nothing of kernels."""
+            return verdict
+
     monkeypatch.setattr(torch, "ones", ones)
     monkeypatch.setattr(tasks, "_UNTOUCHED", integrity.snapshot())
     monkeypatch.setattr(tasks, "subject_of", lambda *_: Subject())
