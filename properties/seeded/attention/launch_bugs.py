@@ -1,6 +1,9 @@
 """Faults of which kernel runs: the answer is right, and another one has given it.
 
-A CPU has no profiler of kernels: these note what they would launch.
+A CPU has no profiler of kernels: these note what they would launch, as each launch of Triton does.
+On a GPU torch's own kernels are named beside them, which are in nobody's place.
+
+No comparison of outputs can see such a fault, and no law that compares any.
 """
 
 from __future__ import annotations
