@@ -37,7 +37,8 @@ class LaunchedCall:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dictionary."""
-        return {**vars(self), "names": list(self.names)}
+        lists = {name: list(getattr(self, name)) for name in ("features", "kernels", "names")}
+        return {**vars(self), **lists}
 
 
 @dataclass

@@ -66,6 +66,7 @@ def profiled() -> Iterator[list[str]]:
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     names: list[str] = []
+    torch.cuda.synchronize()  # what makes the tensors of the call is no part of it
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         profile: Any = torch.autograd.profiler.profile(
