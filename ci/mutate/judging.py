@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +17,7 @@ from ..answers.journal import Journal
 from ..console.errors import MachineError, UsageRefusedError
 from .mutants import Mutant, marked
 from .stand_ins import Kernels, StandIn
+from .trials import TrialError, Trials, ended, kill
 
 PROBE = "quick"
 """The profile at which the laws say whether Triton refuses a mutant that tests have killed."""
@@ -47,7 +44,8 @@ class Answer:
         law: the law that killed it.
         verdict: status and kind of the finding.
         message: what was wrong.
-        seconds: the seconds that it took.
+        seconds: the seconds from the mutant's being in place until the answer, in a process that
+            has started: where it was killed, those to its first finding.
     """
 
     id: str
@@ -61,7 +59,7 @@ class Answer:
     def __str__(self) -> str:
         """What became of it, in a line."""
         law = f" by {self.law}" if self.status == "killed" else ""
-        return f"{self.id} {self.status}{law}" + f" in {self.seconds:.0f} s" * bool(self.seconds)
+        return f"{self.id} {self.status}{law}" + f" in {self.seconds:.1f} s" * bool(self.seconds)
 
 
 @dataclass
@@ -116,13 +114,14 @@ class Judge:
         self._jobs, self.seed, self.tests, self.laws = jobs, seed, tests, laws
         self._only = only
         self.journal = journal
-        self._running: set[subprocess.Popen[str]] = set()
+        self._running: set[subprocess.Popen[Any]] = set()
+        self._trials: dict[StandIn, Trials] = {}
 
     def end(self, why: str) -> None:
         """End what runs, and begin nothing more; may be called by a handler of signals."""
         self.ended = why
         for process in list(self._running):
-            _kill(process)
+            kill(process)
 
     def clean(self, stage: str) -> Clean:
         """Return what the kernel as it is does, by an earlier run where that is kept.
@@ -230,6 +229,9 @@ class Judge:
         except SyntaxError as error:
             return Answer(mutant.id, stage, "refused", message=str(error))
         stand_in.put({mutant.file: mutant.text})
+        if not self.tests:
+            with suppress(TrialError):  # which it is told when it asks
+                self._trials[stand_in].wait()
         began = time.monotonic()
         if self.tests:
             found = self._by_tests(stand_in, clean)
@@ -281,8 +283,9 @@ class Judge:
             "first_only": first_only,
             "seconds": deadline,
             "jobs": jobs,
+            "files": stand_in.files,
         }
-        return ask(request, stand_in, deadline + GRACE_SECONDS, self._started)
+        return self._trials[stand_in].ask(request, deadline + GRACE_SECONDS)
 
     def _run(self, stand_in: StandIn, seconds: float | None) -> tuple[int | None, str]:
         """Run the tests; return their exit code, None after the deadline, and their last lines."""
@@ -305,55 +308,27 @@ class Judge:
         return process.returncode, "\n".join(said[0].splitlines()[-LINES:])
 
     @contextmanager
-    def _started(self, process: subprocess.Popen[str]) -> Iterator[None]:
+    def _started(self, process: subprocess.Popen[Any]) -> Iterator[None]:
         """Have a process end with this block, or with the run."""
         self._running.add(process)
         try:
-            if self.ended:
-                _kill(process)
-            yield
+            with ended(process):
+                if self.ended:
+                    kill(process)
+                yield
         finally:
             self._running.discard(process)
-            _kill(process)
 
     @contextmanager
     def _stand_in(self) -> Iterator[StandIn]:
         with tempfile.TemporaryDirectory(prefix="kernelproof-mutant-") as place:
-            yield StandIn(self.kernels, Path(place))
-
-
-def ask(
-    request: dict[str, Any],
-    stand_in: StandIn | None = None,
-    seconds: float | None = None,
-    started: Callable[[subprocess.Popen[str]], Any] = lambda process: process,
-) -> dict[str, Any]:
-    """Return the answer of ``trial`` to a request, or why there is none as ``error``."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "request.json")
-        file.write_text(json.dumps(request), encoding="utf-8")
-        process = subprocess.Popen(
-            [sys.executable, "-m", f"{__package__}.trial", str(file)],
-            cwd=stand_in.place if stand_in else None,
-            env=stand_in.environment if stand_in else None,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-        with started(process):
-            said = _said(process, seconds)
-    if said is None:
-        return {"error": f"no answer within {seconds:.0f} s"}
-    output, errors = said
-    try:
-        answer: dict[str, Any] = json.loads(output.splitlines()[-1])
-    except (IndexError, ValueError):
-        last = errors.strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
-        return {"error": last[0]}
-    return answer
+            stand_in = StandIn(self.kernels, Path(place))
+            with Trials(stand_in, self._started) as trials:
+                if not self.tests:  # which seldom need one
+                    trials.begin()
+                self._trials[stand_in] = trials
+                yield stand_in
+                del self._trials[stand_in]
 
 
 def _read(answer: dict[str, Any]) -> Answer:
@@ -374,12 +349,6 @@ def _said(process: subprocess.Popen[str], seconds: float | None) -> tuple[str, s
     try:
         return process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        _kill(process)
+        kill(process)
         process.communicate()
         return None
-
-
-def _kill(process: subprocess.Popen[str]) -> None:
-    """End a process and its group."""
-    with suppress(OSError):
-        os.killpg(process.pid, signal.SIGKILL)

@@ -12,10 +12,11 @@ from ..answers.identity import digest_of, machine_identity
 from ..answers.journal import Journal
 from ..console.errors import MachineError, UsageRefusedError
 from ..options import FOLDER
-from .judging import Clean, Judge, ask
+from .judging import Clean, Judge
 from .mutants import Mutant, mutants_of, sample
 from .report import Measurement
 from .stand_ins import Kernels, modules_in
+from .trials import Trials
 
 JOURNALS = FOLDER.parent / "mutants"
 """Folder of the answers that a later run goes on from."""
@@ -28,7 +29,8 @@ def find(name: str, file: str | None) -> Kernels:
         UsageRefusedError: there is no such implementation, or it has no kernels in the file.
         MachineError: it cannot be imported.
     """
-    found = ask({"find": name, "file": file})
+    with Trials() as trials:
+        found = trials.ask({"find": name, "file": file})
     if "refused" in found:
         raise UsageRefusedError(found["refused"])
     if "error" in found:

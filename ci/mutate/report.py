@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from statistics import median
 from typing import Any
 
 from rich import box
@@ -85,6 +86,12 @@ class Measurement:
         killers = Counter(answer.law for _, answer in self.judged if answer.status == "killed")
         return dict(killers.most_common())
 
+    @property
+    def median_seconds(self) -> float | None:
+        """Median seconds to the first finding of the killed mutants; None where none was killed."""
+        killed = [answer.seconds for _, answer in self.judged if answer.status == "killed"]
+        return median(killed) if killed else None
+
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dictionary."""
         kernels = self.judge.kernels
@@ -103,6 +110,7 @@ class Measurement:
             "left_out_laws": self.clean.without,
             "killed_of_reached": self.killed_of_reached(),
             "without_equivalents": self.killed_of_reached(without_equivalents=True),
+            "median_seconds_to_first_finding": self.median_seconds,
             "by_operator": self.counts("operator"),
             "by_kernel": self.counts("kernel"),
             "by_law": self.laws,
@@ -115,7 +123,12 @@ class Measurement:
             row |= {"diff": mutant.diff, "message": answer.message}
             if mutant.id in self.equivalents:
                 row["equivalent"] = self.equivalents[mutant.id]
-        more = {"law": answer.law, "verdict": answer.verdict, "profile": answer.stage}
+        more = {
+            "law": answer.law,
+            "verdict": answer.verdict,
+            "profile": answer.stage,
+            "seconds": answer.seconds,
+        }
         return row | {key: value for key, value in more.items() if value}
 
 
@@ -143,6 +156,8 @@ def print_report(out: Console, measured: Measurement) -> None:
     if measured.equivalents:
         without = measured.killed_of_reached(without_equivalents=True)
         told += f", without equivalents {share_of(*without)}"
+    if (seconds := measured.median_seconds) is not None:
+        told += f"; median time to the first finding {seconds:.1f} s"
     out.print(Text(told, "bold"), soft_wrap=True)
 
 

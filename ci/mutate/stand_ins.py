@@ -72,6 +72,11 @@ class StandIn:
                 compiled.unlink()
 
     @property
+    def files(self) -> list[str]:
+        """The copies of the files with kernels."""
+        return [str(self._copy / name) for name in self._kernels.files]
+
+    @property
     def environment(self) -> dict[str, str]:
         """The variables by which a process loads the copy."""
         path = [self.place, *(self._moved(Path(each)) for each in (*sys.path, "."))]

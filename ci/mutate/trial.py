@@ -1,16 +1,19 @@
-"""What runs in a process of its own: finding an implementation's kernels, and judging a mutant.
+"""What runs in a process of its own: finding an implementation's kernels, and judging mutants.
 
-    python -m kernelproof.ci.mutate.trial REQUEST.json
+    python -m kernelproof.ci.mutate.trial
 
-The last line that it prints is its answer, as JSON.
+It reads requests, a line of JSON each, and writes a line of JSON for each. It never imports a
+mutant: workers do, which are new ones for each request.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 import sys
 from dataclasses import replace
-from pathlib import Path
+from itertools import chain
 from typing import Any
 
 from ...impl import ImplementationNotFoundError
@@ -22,7 +25,9 @@ from ...properties.search.engine import Run
 from ...properties.search.plan import Plan
 from ...properties.space.profiles import PROFILES, Cost
 from ...properties.space.restrictions import Only
+from ...properties.worker.pools import PRELOAD, preload
 from .finding_kernels import find_kernels
+from .trials import READY
 
 MOST_CHARACTERS = 300
 """Most characters of a message that is kept."""
@@ -88,19 +93,32 @@ def _shown(finding: Finding) -> dict[str, Any]:
     }
 
 
-def main(path: str) -> int:
-    """Answer a request; the exit code is 0 whatever the answer is."""
-    request = json.loads(Path(path).read_text(encoding="utf-8"))
+def answer_to(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer to a request, whatever it is."""
     try:
         if "find" in request:
-            answer = find_kernels(request["find"], request["file"])
-        else:
-            answer = judge(request)
+            return find_kernels(request["find"], request["file"])
+        answer = judge(request)
     except ImplementationNotFoundError as error:
-        answer = {"refused": str(error)}
-    sys.stdout.write("\n" + json.dumps(answer) + "\n")
+        return {"refused": str(error)}
+    # This process and the one whose forks the workers are have the same modules. Where a kernel is
+    # among them, the next mutant needs others.
+    loaded = {getattr(each, "__file__", None) for each in [*sys.modules.values()]}
+    return {**answer, "last": not loaded.isdisjoint(request["files"])}
+
+
+def main() -> int:
+    """Answer requests until there are no more."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what is printed is no answer
+    preload("cpu")
+    for name in PRELOAD:
+        importlib.import_module(name)
+    for answer in chain([READY], map(answer_to, map(json.loads, sys.stdin))):
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main())

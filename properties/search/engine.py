@@ -639,6 +639,8 @@ class Run:
         """Search under a law, or less than that where the implementation has failed already."""
         if candidate.smallest and self.plan.first_only:
             return LawReport(law.name)
+        if self.plan.exit_first and not self.plan.profile.shrink_seconds:
+            options = replace(options, shrink=False)  # the finding is all that is asked for
         if candidate.smallest and not self.plan.shrink_all:
             # Once an implementation has failed, each further law costs little: what it could add
             # are other faults.

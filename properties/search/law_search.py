@@ -219,7 +219,9 @@ class LawSearch:
             if not self._noted_already(problem):
                 self._confirm(problem)
             if self._shrink is not None:
-                return self._search.show_again(self._shrink.show)
+                # What is not shrunk is drawn again for what runs keep only.
+                again = self._options.shrink or self._options.examples is not None
+                return again and self._search.show_again(self._shrink.show)
             if len(self._noted) >= MOST_NOTED and not self._avoids_more():
                 break
         return False

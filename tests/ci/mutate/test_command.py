@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,13 +18,14 @@ from rich.console import Console
 from kernelproof.ci.answers.journal import Journal, JournalError
 from kernelproof.ci.cli import main
 from kernelproof.ci.console.errors import UsageRefusedError
-from kernelproof.ci.mutate import judging, measuring, trial
+from kernelproof.ci.mutate import judging, measuring, trial, trials
 from kernelproof.ci.mutate.finding_kernels import find_kernels
 from kernelproof.ci.mutate.judging import Answer, Clean, Judge
 from kernelproof.ci.mutate.measuring import measure
 from kernelproof.ci.mutate.mutants import Mutant, mutants_of
 from kernelproof.ci.mutate.report import print_report
 from kernelproof.ci.mutate.stand_ins import MOST_COPIED, Kernels, StandIn
+from kernelproof.ci.mutate.trials import Trials
 from kernelproof.properties.laws import LAWS
 from kernelproof.properties.search.plan import Plan
 
@@ -418,6 +421,44 @@ def test_a_trial_draws_only_the_problems_that_are_asked_for(
     assert plans[0].only.values == {"dtype": ("bfloat16",)}
 
 
+SERVER = dedent(
+    """
+    import json, os, sys, time
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        if request.get("die"):
+            sys.exit("I was told to")
+        time.sleep(request.get("sleep", 0.0))
+        print(json.dumps({"process": os.getpid(), "last": "last" in request}), flush=True)
+    """
+)
+"""A process that answers as ``trial`` does."""
+
+
+def test_a_process_answers_until_it_gives_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "COMMAND", (sys.executable, "-c", SERVER))
+    with Trials() as asked:
+        assert asked.ask({}) == asked.ask({})
+        first = asked.ask({})["process"]
+        assert asked.ask({"sleep": 60.0}, 0.2) == {"error": "no answer within 0 s"}
+        second = asked.ask({}, 60.0)["process"]
+        assert asked.ask({"die": True}) == {"error": "I was told to"}
+        third = asked.ask({"last": True})["process"]
+        fourth = asked.ask({})["process"]
+        os.kill(fourth, signal.SIGKILL)  # as a user may, between two mutants
+        os.waitid(os.P_PID, fourth, os.WEXITED | os.WNOWAIT)
+        assert len({first, second, third, fourth, asked.ask({})["process"]}) == 5
+
+
+def test_a_kernel_that_a_trial_has_loaded_is_loaded_in_no_later_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trial, "judge", lambda _: {"judged": 1})
+    assert trial.answer_to({"files": [__file__]}) == {"judged": 1, "last": True}
+    assert trial.answer_to({"files": ["kernels.py"]}) == {"judged": 1, "last": False}
+
+
 class Unanswered(Judge):
     """A judge without processes that has an answer on each mutant but those of one line."""
 
@@ -434,7 +475,11 @@ class Unanswered(Judge):
         tell(stage)
         assert clean.lines
         became = {each.id: "error" if each.line == 7 else "killed" for each in mutants}
-        return {name: Answer(name, stage, status) for name, status in became.items()}
+        seconds = iter((3.0, 1.0, 2.0))
+        return {
+            name: Answer(name, stage, status, seconds=next(seconds) if status == "killed" else 90.0)
+            for name, status in became.items()
+        }
 
 
 def test_what_has_no_answer_is_counted(plain: Kernels, capsys: pytest.CaptureFixture[str]) -> None:
@@ -446,4 +491,8 @@ def test_what_has_no_answer_is_counted(plain: Kernels, capsys: pytest.CaptureFix
     assert 7 not in {each.line for each, _ in measured.judged}
     assert measured.errors == measured.to_json()["errors"] > 0
     print_report(Console(), measured)
-    assert f"without an answer: {measured.errors}" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"without an answer: {measured.errors}" in printed
+    assert "median time to the first finding 2.0 s" in " ".join(printed.split())
+    assert measured.to_json()["median_seconds_to_first_finding"] == 2.0
+    assert {row["seconds"] for row in measured.to_json()["mutants"]} == {1.0, 2.0, 3.0}
