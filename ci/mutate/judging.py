@@ -73,6 +73,7 @@ class Clean:
         seconds: the seconds that it took.
         probe: the fields of what it did under the laws at ``PROBE``, where tests judge; None where
             the laws cannot judge it.
+        preload: installed modules that workers have imported for it.
     """
 
     lines: dict[str, list[int]] | None
@@ -80,6 +81,7 @@ class Clean:
     costs: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     probe: dict[str, Any] | None = None
+    preload: list[str] = field(default_factory=list)
 
     def ran(self, mutant: Mutant) -> bool:
         """Whether the line of a mutant ran, as far as that is known."""
@@ -146,7 +148,8 @@ class Judge:
             message = f"{self.kernels.reference} cannot be judged: {answer.get('error') or answer}"
             raise MachineError(message)
         without = sorted({each["law"] for each in answer["findings"]})
-        return Clean(_lines(ran), without, answer["costs"], self._jobs * answer["seconds"])
+        seconds, preload = self._jobs * answer["seconds"], answer["preload"]
+        return Clean(_lines(ran), without, answer["costs"], seconds, preload=preload)
 
     def _clean_tests(self, stand_in: StandIn) -> Clean:
         began = time.monotonic()
@@ -199,7 +202,7 @@ class Judge:
         with ExitStack() as opened:
             free: SimpleQueue[StandIn] = SimpleQueue()
             for _ in range(min(self._jobs, len(waiting))):
-                free.put(opened.enter_context(self._stand_in()))
+                free.put(opened.enter_context(self._stand_in(clean.preload)))
 
             def ask(mutant: Mutant) -> Answer:
                 stand_in = free.get()
@@ -320,10 +323,10 @@ class Judge:
             self._running.discard(process)
 
     @contextmanager
-    def _stand_in(self) -> Iterator[StandIn]:
+    def _stand_in(self, preload: Sequence[str] = ()) -> Iterator[StandIn]:
         with tempfile.TemporaryDirectory(prefix="kernelproof-mutant-") as place:
             stand_in = StandIn(self.kernels, Path(place))
-            with Trials(stand_in, self._started) as trials:
+            with Trials(stand_in, self._started, preload) as trials:
                 if not self.tests:  # which seldom need one
                     trials.begin()
                 self._trials[stand_in] = trials

@@ -1,6 +1,6 @@
 """What runs in a process of its own: finding an implementation's kernels, and judging mutants.
 
-    python -m kernelproof.ci.mutate.trial
+    python -m kernelproof.ci.mutate.trial MODULE...
 
 It reads requests, a line of JSON each, and writes a line of JSON for each. It never imports a
 mutant: workers do, which are new ones for each request.
@@ -12,8 +12,13 @@ import importlib
 import json
 import os
 import sys
+import sysconfig
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cache
+from importlib.util import find_spec
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from ...impl import ImplementationNotFoundError
@@ -25,7 +30,7 @@ from ...properties.search.engine import Run
 from ...properties.search.plan import Plan
 from ...properties.space.profiles import PROFILES, Cost
 from ...properties.space.restrictions import Only
-from ...properties.worker.pools import PRELOAD, preload
+from ...properties.worker.pools import PRELOAD, open_pool
 from .finding_kernels import find_kernels
 from .trials import READY
 
@@ -41,7 +46,8 @@ def judge(request: dict[str, Any]) -> dict[str, Any]:
     Args:
         request: the reference, the profile, the seed and the seconds of the run; the names of laws
             that are asked, all if none, and of those left out; what restricts problems; the cost
-            class, where it is known; whether the run ends at its first finding.
+            class, where it is known; whether the run ends at its first finding; modules that
+            workers have at their start.
     """
     profile = PROFILES[request["profile"]]
     seconds = profile.seconds * max(1, LEAST_WORKERS // request["jobs"])
@@ -62,6 +68,7 @@ def judge(request: dict[str, Any]) -> dict[str, Any]:
         confirm=False,
         costs={name: Cost(**cost) for name, cost in costs.items()},
         seconds=request["seconds"],
+        preload=request["preload"],
     )
     run = Run(plan)
     report = run.execute().implementations[0]
@@ -72,7 +79,25 @@ def judge(request: dict[str, Any]) -> dict[str, Any]:
         "costs": {name: vars(cost) for name, cost in run.costs.items()},
         "cut": [law.law for law in report.laws if law.ended in EARLY],
         "seconds": run.report.seconds,
+        "preload": _installed({each.name for each in run.read(report) if each.kind == "module"}),
     }
+
+
+def _installed(modules: Iterable[str]) -> list[str]:
+    """Return those of some modules that no mutant is a part of: what else is installed."""
+    places = {Path(sysconfig.get_path(each)) for each in ("purelib", "platlib")}
+    own = __package__.partition(".")[0]
+
+    @cache
+    def of_others(package: str) -> bool:
+        spec = find_spec(package) if package != own else None
+        return spec is not None and any(
+            Path(place).is_relative_to(each)
+            for place in [spec.origin or "", *(spec.submodule_search_locations or ())]
+            for each in places
+        )
+
+    return sorted(name for name in modules if of_others(name.partition(".")[0]))
 
 
 def _findings(report: ImplementationReport) -> list[Finding]:
@@ -107,13 +132,18 @@ def answer_to(request: dict[str, Any]) -> dict[str, Any]:
     return {**answer, "last": not loaded.isdisjoint(request["files"])}
 
 
-def main() -> int:
-    """Answer requests until there are no more."""
+def main(preload: Sequence[str]) -> int:
+    """Answer requests until there are no more.
+
+    Args:
+        preload: further modules that workers will have at their start.
+    """
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what is printed is no answer
-    preload("cpu")
-    for name in PRELOAD:
-        importlib.import_module(name)
+    with open_pool("cpu", preload=preload) as pool, pool.lease() as worker:
+        for name in PRELOAD:
+            importlib.import_module(name)
+        worker.run({"task": "target", "device": "cpu"})  # the server of its forks has started
     for answer in chain([READY], map(answer_to, map(json.loads, sys.stdin))):
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
@@ -121,4 +151,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

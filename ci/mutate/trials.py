@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import IO, Any
 
@@ -57,10 +57,16 @@ class Trials:
     Args:
         stand_in: the copy from which they load the kernels; the kernels as they are if None.
         started: has a process end with a block, or before.
+        preload: modules that their workers have at their start.
     """
 
-    def __init__(self, stand_in: StandIn | None = None, started: Started = ended) -> None:
-        self._stand_in, self._started = stand_in, started
+    def __init__(
+        self,
+        stand_in: StandIn | None = None,
+        started: Started = ended,
+        preload: Sequence[str] = (),
+    ) -> None:
+        self._stand_in, self._started, self._preload = stand_in, started, preload
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
         self._opened = ExitStack()
@@ -82,7 +88,7 @@ class Trials:
             self.end()
         self._errors = self._opened.enter_context(tempfile.TemporaryFile())  # noqa: SIM115  it is closed with the process
         process = subprocess.Popen(
-            COMMAND,
+            [*COMMAND, *self._preload],
             cwd=self._stand_in.place if self._stand_in else None,
             env=self._stand_in.environment if self._stand_in else None,
             stdin=subprocess.PIPE,
@@ -112,6 +118,7 @@ class Trials:
             request: see ``trial``.
             seconds: most seconds of the answer, those of starting a process left out.
         """
+        request = {**request, "preload": self._preload}
         try:
             self.wait()
             assert self._process is not None  # noqa: S101  it was waited for

@@ -258,7 +258,9 @@ class Run:
         )
         # Each worker costs seconds to start: none more than there are laws to run.
         size = min(self._jobs, count * len(plan.laws) or self._jobs)
-        self._pool = open_pool(plan.device, size=size, tool=plan.sanitizer, started=count > 0)
+        self._pool = open_pool(
+            plan.device, size=size, tool=plan.sanitizer, started=count > 0, preload=plan.preload
+        )
         self._scheduler = Scheduler(
             self._pool, self._jobs, self.ending, beside=count, close=self._builder.close
         )

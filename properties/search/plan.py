@@ -91,6 +91,7 @@ class Plan:
         builds: minutes of one core that libraries took to build in earlier runs, by their names.
         part: the part of the laws that this run has; all if None.
         failed: cases of laws that are to begin, each with the problem of its case.
+        preload: further modules that workers have at their start.
     """
 
     implementations: Sequence[str]
@@ -119,6 +120,7 @@ class Plan:
     builds: Mapping[str, float] = field(default_factory=dict)
     part: Part | None = None
     failed: Sequence[Case] = ()
+    preload: Sequence[str] = ()
 
 
 def is_thorough(plan: Plan) -> bool:

@@ -27,6 +27,7 @@ def open_pool(
     sys_path: Sequence[str] | None = None,
     executable: str = sys.executable,
     started: bool = True,
+    preload: Sequence[str] = (),
 ) -> WorkerPool:
     """Start workers for a device.
 
@@ -41,6 +42,7 @@ def open_pool(
         sys_path: where they find modules; as this process does if None.
         executable: their interpreter, this process's unless there is another, with a ``sys_path``.
         started: whether they start before they are asked.
+        preload: further modules that each has at its start.
 
     Raises:
         SanitizerMissingError: it is not installed.
@@ -50,7 +52,7 @@ def open_pool(
         handler,
         size=size,
         standby=standby,
-        preload=PRELOAD,
+        preload=(*PRELOAD, *preload),
         environment={
             **interpreter,
             **(sanitizer.ENVIRONMENT if tool else {}),

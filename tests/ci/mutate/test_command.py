@@ -161,7 +161,7 @@ def test_what_triton_refuses_no_test_has_killed(
         del self, jobs
         mutated = first_only and "y = x + 2" in (stand_in.place / "kernels.py").read_text()
         found = [wrong | (raised if mutated else {})] if first_only else []
-        clean = {"judged": int(judgeable), "costs": {}, "seconds": 1.0, "cut": []}
+        clean = {"judged": int(judgeable), "costs": {}, "seconds": 1.0, "cut": [], "preload": []}
         return {**clean, "findings": found}
 
     monkeypatch.setattr(Judge, "_ask", ask)
@@ -415,6 +415,7 @@ def test_a_trial_draws_only_the_problems_that_are_asked_for(
         "only": ["dtype=bfloat16"],
         "costs": {},
         "first_only": True,
+        "preload": [],
     }
     with pytest.raises(KeyboardInterrupt):
         trial.judge(request)
