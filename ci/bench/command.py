@@ -1,4 +1,4 @@
-"""``kernelproof bench``: kernels on a GPU side by side, and a check's time to its first finding.
+"""``kernelproof bench``: kernels on a GPU, a check's time to its first finding, problems a second.
 
 The benchmarks of Kernelproof itself are in `tests/bench` (`make bench`).
 """
@@ -25,7 +25,7 @@ JSON = output_option("--json", "Write the results to this file.")
 
 @click.group(cls=CheckedGroup, short_help="Time kernels on a GPU, or checks.")
 def bench() -> None:
-    """Time kernels side by side, or checks until their first finding.
+    """Time kernels side by side, checks until their first finding, or the stages of a judgement.
 
     Exit code 1: a requirement was missed.
     """
@@ -117,6 +117,60 @@ def first_finding(
             click.echo(f"{number} of {len(chosen)}  {each.subject}: {found}", err=True)
             times.append(each)
         return results(times)
+
+    finish(context, outputs, measured)
+
+
+@bench.command(short_help="Count small problems judged in a second, by stage.")
+@click.argument("implementations", metavar="IMPL...", nargs=-1, required=True)
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cpu",
+    show_default=True,
+    help="Where kernels run.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    metavar="N",
+    help="Processes at a time, each with a worker, besides one alone.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.1),
+    default=10.0,
+    show_default=True,
+    metavar="S",
+    help="How long each measurement takes.",
+)
+@JSON
+@click.pass_context
+def throughput(
+    context: click.Context,
+    implementations: tuple[str, ...],
+    device: str,
+    jobs: int,
+    seconds: float,
+    outputs: Outputs,
+) -> None:
+    """Count the small problems that are judged for parity in a second, and time the stages.
+
+    These are drawing, transport, materialising, oracle and bound, call, and comparison.
+    """
+
+    def measured() -> Results:
+        from .throughput import UnmeasurableError, measure
+
+        def tell(line: str) -> None:
+            click.echo(line, err=True)
+
+        try:
+            return measure(implementations, device, jobs=jobs, seconds=seconds, tell=tell)
+        except UnmeasurableError as error:
+            raise click.UsageError(str(error)) from error
 
     finish(context, outputs, measured)
 

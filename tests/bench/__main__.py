@@ -14,6 +14,7 @@ from itertools import product
 
 import click
 
+from kernelproof.ci.bench import throughput as of_throughput
 from kernelproof.ci.bench.command import JSON, finish
 from kernelproof.ci.bench.results import Results
 from kernelproof.ci.console.help import CheckedGroup
@@ -22,7 +23,6 @@ from kernelproof.tests.bench import experts as of_experts
 from kernelproof.tests.bench import kernel_lines as of_kernel_lines
 from kernelproof.tests.bench import oracle as of_oracle
 from kernelproof.tests.bench import roundtrip as of_roundtrip
-from kernelproof.tests.bench import throughput as of_throughput
 from kernelproof.tests.bench import tightness as of_tightness
 
 COUNT = click.IntRange(min=1)
@@ -55,19 +55,8 @@ def _experts(
     return of_experts.measure(cases, threads=threads, repetitions=repetitions, seconds=seconds)
 
 
-def _throughput(
-    names: Sequence[str] = ("torch-sdpa-paged",),
-    device: str = "cpu",
-    jobs: int = 1,
-    seconds: float = 5.0,
-) -> Results:
-    def tell(line: str) -> None:
-        click.echo(line, err=True)
-
-    try:
-        return of_throughput.measure(names, device, jobs=jobs, seconds=seconds, tell=tell)
-    except of_throughput.UnmeasurableError as error:
-        raise click.UsageError(str(error)) from error
+def _throughput() -> Results:
+    return of_throughput.measure(("torch-sdpa-paged",), "cpu", jobs=1, seconds=5.0)
 
 
 @click.group(cls=CheckedGroup, invoke_without_command=True)
@@ -199,37 +188,6 @@ def roundtrip(context: click.Context, repetitions: int, outputs: Outputs) -> Non
 def kernel_lines(context: click.Context, repetitions: int, outputs: Outputs) -> None:
     """Time what recording the lines of Triton kernels adds to a case."""
     finish(context, outputs, lambda: of_kernel_lines.measure(repetitions))
-
-
-@bench.command()
-@click.argument("implementations", metavar="IMPL...", nargs=-1, required=True)
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
-@click.option(
-    "--jobs",
-    type=COUNT,
-    default=2,
-    show_default=True,
-    help="Processes at a time, each with a worker, besides one alone.",
-)
-@click.option(
-    "--seconds",
-    type=click.FloatRange(min=0.1),
-    default=10.0,
-    show_default=True,
-    help="How long each measurement takes.",
-)
-@JSON
-@click.pass_context
-def throughput(
-    context: click.Context,
-    implementations: tuple[str, ...],
-    device: str,
-    jobs: int,
-    seconds: float,
-    outputs: Outputs,
-) -> None:
-    """Count the small problems that are judged for parity in a second, and time the stages."""
-    finish(context, outputs, lambda: _throughput(implementations, device, jobs, seconds))
 
 
 if __name__ == "__main__":

@@ -12,15 +12,12 @@ import torch
 from click.testing import CliRunner, Result
 
 from kernelproof.ci.bench.results import Requirement, Results, Table
-from kernelproof.reference import Arithmetic, AttentionProblem, paged_attention
+from kernelproof.reference import Arithmetic, paged_attention
 from kernelproof.tests.bench import (
     experts as bench_experts,
 )
 from kernelproof.tests.bench import (
     oracle as bench_oracle,
-)
-from kernelproof.tests.bench import (
-    throughput as bench_throughput,
 )
 from kernelproof.tests.bench.__main__ import bench
 from kernelproof.tests.bench.memory import footprints, unmeasurable
@@ -153,42 +150,6 @@ class TestRoundTrip:
             assert f"round trip in ms, {name}" in result.output
 
 
-class TestThroughput:
-    def test_it_prints_rates_and_stages(self, tmp_path: Path) -> None:
-        file = tmp_path / "throughput.json"
-        arguments = ("torch-sdpa-paged", "--seconds", "0.5", "--jobs", "2", "--json", str(file))
-        result = run("throughput", *arguments)
-        assert result.exit_code == 0, result.output  # on a CPU nothing is required
-        for stage in bench_throughput.STAGES:
-            assert f"torch-sdpa-paged  {stage}" in result.output
-        [benchmark] = json.loads(file.read_text(encoding="utf-8"))["benchmarks"]
-        rates, stages = benchmark["tables"]
-        assert [row[:2] for row in rates["rows"]] == [
-            ["torch-sdpa-paged", 1],
-            ["torch-sdpa-paged", 2],
-        ]
-        assert all(row[2] > 0 and row[3] > 0 for row in rates["rows"])
-        assert sum(row[3] for row in stages["rows"]) == pytest.approx(100, abs=1)
-
-    def test_problems_are_small_batches_of_four(self) -> None:
-        drawn = AttentionProblem(query_lens=(7, 1), seq_lens=(700, 20))
-        problem = bench_throughput._of_four(drawn)
-        assert problem.query_lens == (7, 1, 7, 1)
-        assert problem.seq_lens == (300, 20, 300, 20)
-
-    @pytest.mark.parametrize(
-        ("name", "message"),
-        [
-            ("nothing-of-the-kind", "no registered implementation"),
-            ("flashinfer-trace-merge-state", "merge_state"),
-        ],
-    )
-    def test_what_cannot_be_judged_is_refused(self, name: str, message: str) -> None:
-        result = run("throughput", name, "--seconds", "0.1")
-        assert result.exit_code == 2
-        assert message in result.output
-
-
 class TestResults:
     @pytest.mark.parametrize(
         ("value", "low", "high", "met"),
@@ -226,7 +187,4 @@ def test_it_runs_as_a_module() -> None:
         text=True,
         check=True,
     )
-    assert all(
-        name in shown.stdout
-        for name in ("oracle", "experts", "tightness", "roundtrip", "throughput")
-    )
+    assert all(name in shown.stdout for name in ("oracle", "experts", "tightness", "roundtrip"))

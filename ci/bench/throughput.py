@@ -19,27 +19,27 @@ from typing import Any
 
 import torch
 
-from kernelproof.ci.bench.results import Requirement, Results, Table
-from kernelproof.impl import ImplementationNotFoundError
-from kernelproof.impl.registry import resolve_name
-from kernelproof.properties.findings.report import ImplementationReport
-from kernelproof.properties.isolation.outcome import Outcome
-from kernelproof.properties.isolation.workers import Worker
-from kernelproof.properties.laws.general import expectation_of
-from kernelproof.properties.search.deadlines import DeadlineModel
-from kernelproof.properties.search.preparation import survey
-from kernelproof.properties.space.axes import Axes
-from kernelproof.properties.space.profiles import PROFILES
-from kernelproof.properties.space.rounds import Enough, draw_round
-from kernelproof.properties.verdicts.comparison import against_oracle
-from kernelproof.properties.verdicts.specialising import Stages
-from kernelproof.properties.worker import tasks
-from kernelproof.properties.worker.pools import open_pool
-from kernelproof.properties.worker.requests import Address
-from kernelproof.reference import AttentionProblem, Problem, problem_from_json
+from ...impl import ImplementationNotFoundError
+from ...impl.registry import resolve_name
+from ...properties.findings.report import ImplementationReport
+from ...properties.isolation.outcome import Outcome
+from ...properties.isolation.workers import Worker
+from ...properties.laws.general import expectation_of
+from ...properties.search.deadlines import DeadlineModel
+from ...properties.search.preparation import survey
+from ...properties.space.axes import Axes
+from ...properties.space.profiles import PROFILES
+from ...properties.space.rounds import Enough, draw_round
+from ...properties.verdicts.comparison import against_oracle
+from ...properties.verdicts.specialising import Stages
+from ...properties.worker import tasks
+from ...properties.worker.pools import open_pool
+from ...properties.worker.requests import Address
+from ...reference import AttentionProblem, Problem, problem_from_json
+from .results import Requirement, Results, Table
 
 ONE_WORKER, SEVERAL_WORKERS = 150.0, 600.0
-"""Problems a second on a GPU."""
+"""Least problems a second on a GPU."""
 REQUESTS, KEYS = 4, 300
 DTYPES = ("bfloat16", "float16", "float32")
 SETTING: dict[str, tuple[Any, ...]] = {
@@ -60,7 +60,7 @@ SETTING: dict[str, tuple[Any, ...]] = {
 """One module of a kernel that is compiled; what else an implementation supports is drawn."""
 PHASES = ("decode", "prefill", "chunk")
 MAX_WORK = REQUESTS * KEYS * 2 * (128 + 128) * (4 + 8)
-"""Of four decodes of the most keys: prefills are shorter."""
+"""Work of four decodes of the most keys: prefills are shorter."""
 WARM_UP_SECONDS = 1.0
 START_SECONDS = 900.0
 """What importing and compiling may take before all jobs begin."""
@@ -137,11 +137,11 @@ def measure(
     """Judge each implementation for some seconds: by one worker, in stages, and by several.
 
     Args:
-        names: of the implementations.
-        device: that judges.
+        names: names of the implementations.
+        device: the device that judges, "cpu" or "cuda".
         jobs: number of processes in the second count; the first has one.
-        seconds: of each measurement.
-        tell: is given a line as soon as something is known.
+        seconds: length of each measurement in seconds.
+        tell: receives a line as soon as something is known.
 
     Raises:
         UnmeasurableError: one cannot be judged in this setting.
@@ -293,7 +293,7 @@ def _judge(
 
 def _of_four(problem: Problem) -> AttentionProblem:
     """Return a problem of four requests with the lengths that were drawn, cut to the most keys."""
-    assert isinstance(problem, AttentionProblem)
+    assert isinstance(problem, AttentionProblem)  # noqa: S101  its axes are of attention
     drawn = list(zip(problem.query_lens, problem.seq_lens, strict=True)) or [(1, 1)]
     lengths = [drawn[i % len(drawn)] for i in range(REQUESTS)]
     return replace(
