@@ -26,6 +26,7 @@ from kernelproof.properties.space.axes import Axes, narrow
 from kernelproof.properties.space.profiles import PROFILES, Cost
 from kernelproof.properties.space.rounds import Enough, draw_round, most_rounds, seed_of_round
 from kernelproof.properties.verdicts.contained import Stop
+from kernelproof.properties.verdicts.launches import launches_of
 from kernelproof.properties.verdicts.subject import Subject
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.properties.worker.pools import HANDLER
@@ -141,8 +142,10 @@ class _Search:
 
 
 def verdict(law: Law, implementation: Implementation, problem: Problem) -> Verdict:
+    subject = Subject(implementation, TARGET, _Anywhere())
+    subject.kernel_names = launches_of(implementation, TARGET)
     try:
-        return law.check(Subject(implementation, TARGET, _Anywhere()), problem)
+        return subject.as_launched(law.check(subject, problem))
     except Stop as stop:
         return stop.verdict
 
