@@ -150,8 +150,8 @@ class Launches:
         finally:
             begun = perf_counter()
             names = self._stop(profile)
-            if ended:
-                self._note(key, about, [] if ended[0].tuned else names)
+            if ended and not ended[0].tuned:  # what it tunes by is no part of it
+                self._note(key, about, names)
             self.seconds += perf_counter() - begun
 
     def _start(self, key: str) -> tuple[Profiled, list[str]] | None:
@@ -196,7 +196,7 @@ class Launches:
         if names:
             self._tried.pop(key, None)
         elif not kernels and self._tried.get(key, 0) < MOST_TRIES:
-            return  # none was seen, as in a call that tunes: another one is tried
+            return  # none was seen: another call is tried
         self.calls[own] = {**about, "id": own, "kernels": kernels}
         wrong = unclaimed(self.claim, kernels, launch_names.ever())
         if wrong is None:
