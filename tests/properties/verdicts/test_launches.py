@@ -141,7 +141,7 @@ def test_a_call_of_another_backend_is_profiled_each_time() -> None:
 def test_a_call_that_tunes_or_launches_nothing_is_looked_at_again() -> None:
     launches = of(profiler := Profiler(FA2))
     call(launches, tuned=True)
-    assert not launches.to_json()["calls"]
+    assert not launches.calls
     call(launches)
     assert launches.to_json()["calls"]
     idle = of(profiler := Profiler())
