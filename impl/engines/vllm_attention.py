@@ -88,7 +88,8 @@ NAME = "ops.triton_unified_attention"
 FILE = (f"vllm.v1.attention.{NAME}", f"vllm.attention.{NAME}")
 SEGMENTS, INTERPRETED_SEGMENTS = 16, 4
 """Most parts of a request's keys, which the caller chooses: each is a program, slow interpreted."""
-TILE, DECODE_TILE = 32, 16
+TILE, DECODE_TILE, LARGEST_TILE = 32, 16, 128
+"""Keys of tiles: of the 2D kernel, of the 3D kernel, and of the 2D kernel on SM100."""
 ARITHMETIC = Arithmetic(
     probabilities="inputs",
     operands="tfloat32",
@@ -116,8 +117,9 @@ LEAST_TILE = 16
 """Keys that a descriptor reads at least: vLLM's pages are multiples of it."""
 ALIGNED = 16
 """Bytes of which bases and strides of a descriptor are multiples."""
-COLUMNS = TILE
-"""Columns that a block table has a multiple of: the kernel reads whole tiles of it."""
+COLUMNS = 32
+"""Columns by a multiple of which rows of a block table lie apart, as an engine's do: Triton
+compiles for that."""
 
 
 NO_BIAS = {"USE_QQ_BIAS": "vllm/v1/attention/backends/triton_attn.py:697 of vllm 0.33.0"}
@@ -352,9 +354,19 @@ def scratch_for(inputs: PagedAttentionInputs, channels: int) -> dict[str, Any]:
 
 
 def padded_table(inputs: PagedAttentionInputs) -> torch.Tensor:
-    """Return the block table with room for a longer request; what is behind one's is garbage."""
-    table = inputs.block_table
-    return torch.nn.functional.pad(table, (0, -table.shape[1] % COLUMNS or COLUMNS), value=-1)
+    """Return the block table with room for whole tiles, and no more: its last row ends there.
+
+    Other rows have room for a longer request; what is behind one's is garbage.
+    """
+    table, size = inputs.block_table, inputs.metadata.page_size
+    tile = LARGEST_TILE if table.is_cuda else TILE
+    pages = -(-max(inputs.max_kv_len, 1) // size)
+    needed = -(-(-(-pages * size // tile) * tile) // size)
+    stride = -(-needed // COLUMNS) * COLUMNS
+    room = table.new_full((max(len(table) - 1, 0) * stride + needed,), -1)
+    padded = room.as_strided((len(table), needed), (stride, 1))
+    padded[:, :pages] = table[:, :pages]
+    return padded
 
 
 def _attend_3d(

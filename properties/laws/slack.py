@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -146,8 +147,38 @@ def _said(verdict: Verdict, what: str) -> Verdict:
 def touched_memory(subject: Subject, problem: Any) -> Verdict:  # noqa: ANN401  of the operations
     """Check what a Triton kernel touches, and that what no load defines changes nothing.
 
-    Where the kernel is wrong without garbage too, other laws say so.
+    Where the kernel is wrong without garbage too, other laws say so. The last request of every
+    second problem ends with its tables and tiles, so that one tile too many lies behind them.
     """
+    asked, problem = problem, _filled(subject, problem)
+    verdict = _touched(subject, problem)
+    return verdict if problem is asked or not verdict.bad else _about(verdict, problem)
+
+
+def _about(verdict: Verdict, problem: AttentionProblem) -> Verdict:
+    return replace(verdict, about=problem.to_json())
+
+
+def _filled(subject: Subject, problem: Any) -> Any:  # noqa: ANN401  of the operations
+    """Return every second problem with a last request that is the longest, and of whole tiles."""
+    tile = subject.implementation.tile
+    attends = isinstance(problem, AttentionProblem) and problem.operation in ATTENTION
+    if not (tile and attends and problem.num_tokens and choose(problem.seed, "filled", 0, 2)):
+        return problem
+    keys = -(-max(problem.seq_lens) // tile) * tile
+    all_new = problem.query_lens[-1] == problem.seq_lens[-1] > 1
+    queries = keys if all_new else problem.query_lens[-1]
+    with suppress(ValueError):  # a regime for few keys has no longer requests
+        filled = replace(
+            problem,
+            query_lens=(*problem.query_lens[:-1], queries),
+            seq_lens=(*problem.seq_lens[:-1], keys),
+        )
+        return filled if subject.supports(filled) else problem
+    return problem
+
+
+def _touched(subject: Subject, problem: Any) -> Verdict:  # noqa: ANN401  of the operations
     memory = TouchedMemory()
     with subject.watched_by(memory):
         verdict = _in_tight_memory(subject, problem)

@@ -205,3 +205,13 @@ undefined_states = _bug(
     "Take what a load leaves undefined of a state without keys for zeros.",
     "touched_memory",
 )
+channels_behind_the_last_key = _bug(
+    "channels-behind-the-last-key",
+    attention_call,
+    attention.ragged,
+    "load_rows(k_base + k_offset, k_dim, present, HEAD_DIM_QK, BLOCK_QK)",
+    "load_rows(k_base + k_offset, k_dim, present, "
+    "BLOCK_QK if present is None else HEAD_DIM_QK, BLOCK_QK)",
+    "Read channels up to a power of two in full tiles: behind the last key, which ends one.",
+    "touched_memory",
+)

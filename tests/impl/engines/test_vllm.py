@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from kernelproof.impl import BUILT_IN, Target, find_implementation
+from kernelproof.impl.engines.vllm_attention import padded_table
 from kernelproof.impl.engines.vllm_stubs import align
 from kernelproof.impl.targets.optional import missing
 from kernelproof.impl.targets.unpacked import FROM
@@ -33,6 +34,7 @@ from kernelproof.reference import (
     MoEProblem,
     Problem,
     SlotsProblem,
+    materialise,
 )
 
 ABSENT = missing("triton", "triton")
@@ -77,7 +79,8 @@ def unified_attention(
         causal = causal.bool()
     lengths = cu_seqlens_q.diff()
     assert max_seqlen_q == lengths.max() and max_seqlen_k == seqused_k.max() and q_descale is None
-    assert block_table.shape[1] % 16 == 0 and block_table[:, -1].eq(-1).all()
+    room = block_table.shape[1] * v.shape[1]
+    assert block_table.stride(0) % 32 == 0 and room >= -(-int(max_seqlen_k) // 32) * 32
     by_token = {
         KVQuantMode.INT8_PER_TOKEN_HEAD: "int8_per_token_head",
         KVQuantMode.FP8_PER_TOKEN_HEAD: "fp8_per_token_head",
@@ -666,3 +669,20 @@ def test_real_files(release: Worker, name: str, problem: Problem) -> None:
     assert outcome.result is not None, outcome
     verdict = Verdict.from_json(outcome.result)
     assert verdict.status in {"PASS", "UNSUPPORTED"}, verdict.message
+
+
+@pytest.mark.parametrize(
+    ("keys", "size", "columns"), [((64,), 16, 4), ((10, 65), 16, 6), ((65, 10), 1, 96)]
+)
+def test_a_block_table_ends_with_the_last_whole_tile(
+    keys: tuple[int, ...], size: int, columns: int
+) -> None:
+    queries = (1,) * len(keys)
+    inputs: Any = materialise(AttentionProblem(query_lens=queries, seq_lens=keys, page_size=size))
+    table = padded_table(inputs)
+    rows, stride = len(keys), table.stride(0)
+    assert (table.shape, stride % 32) == ((rows, columns), 0)
+    assert table.untyped_storage().nbytes() == 4 * ((rows - 1) * stride + columns)
+    used = -(-max(keys) // size)
+    assert torch.equal(table[:, :used], inputs.block_table[:, :used])
+    assert bool((table[:, used:] == -1).all())

@@ -159,3 +159,15 @@ def test_a_call_of_several_batches_is_watched_whole(interpreter: Worker) -> None
     problem = SlotsProblem(steps=(((1,), (3,)), ((2,), (5,))), page_size=4)
     found = ask(interpreter, LAW, "torch-map-slots", problem)
     assert (found.status, found.vacuous) == ("PASS", True), "no kernel was launched"
+
+
+def test_every_second_problem_ends_with_a_whole_tile(interpreter: Worker) -> None:
+    # It reads behind keys that end with a tile: 40 keys do not.
+    faulty = "kernelproof.properties.seeded.triton_bugs:channels_behind_the_last_key"
+    drawn = [
+        AttentionProblem(
+            "ragged_attention", seq_lens=(40,), head_dim_qk=24, head_dim_vo=24, seed=seed
+        )
+        for seed in range(4)
+    ]
+    assert {ask(interpreter, LAW, faulty, each).status for each in drawn} == {"FAIL", "PASS"}

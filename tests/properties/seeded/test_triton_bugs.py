@@ -46,6 +46,10 @@ SHOWN: dict[str, tuple[AttentionProblem | MergeProblem, str]] = {
     "eps-in-the-merge": (MergeProblem(), "triton-merge-state"),
     "pages-of-no-token": (AttentionProblem("append_paged_kv", (1,), (40,)), "triton-append"),
     "undefined-states": (MergeProblem(num_tokens=8, empty="some"), "triton-merge-state"),
+    "channels-behind-the-last-key": (
+        AttentionProblem(RAGGED, (1,), (64,), head_dim_qk=24, head_dim_vo=24),
+        "triton-ragged-attention",
+    ),
 }
 """A problem that shows each, and the implementation that is right there."""
 
@@ -66,8 +70,8 @@ def test_a_fault_is_killed_where_the_kernel_is_right(bug: SeededBug, interpreter
         assert said(bug.reference, asked) == "PASS", "the answer is right"
 
 
-def test_there_are_fifteen_and_each_names_itself() -> None:
-    assert len({bug.name for bug in BUGS}) == 15
+def test_there_are_sixteen_and_each_names_itself() -> None:
+    assert len({bug.name for bug in BUGS}) == 16
     for bug in BUGS:
         found = find_implementation(bug.reference)
         assert (found.name, found.operation) == (bug.name, bug.operation)
