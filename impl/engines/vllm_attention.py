@@ -360,8 +360,8 @@ def padded_table(inputs: PagedAttentionInputs) -> torch.Tensor:
     """
     table, size = inputs.block_table, inputs.metadata.page_size
     tile = LARGEST_TILE if table.is_cuda else TILE
-    pages = -(-max(inputs.max_kv_len, 1) // size)
-    needed = -(-(-(-pages * size // tile) * tile) // size)
+    pages = min(-(-inputs.max_kv_len // size), table.shape[1])  # the bound may be above the truth
+    needed = -(-(-(-max(pages, 1) * size // tile) * tile) // size)
     stride = -(-needed // COLUMNS) * COLUMNS
     room = table.new_full((max(len(table) - 1, 0) * stride + needed,), -1)
     padded = room.as_strided((len(table), needed), (stride, 1))
