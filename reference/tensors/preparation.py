@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -15,7 +16,7 @@ from ..attention.splits import USUAL_SPLITS, Splits
 from ..problems.preparation import BatchProblem
 from .allocation import Allocator
 from .slots import drawn_table
-from .values import bits, stream
+from .values import Part, bits, bits_of, stream
 
 VOCABULARY = 50_000
 """Tokens that ids are drawn of, beside padding and the mask."""
@@ -119,22 +120,26 @@ def batch_inputs(problem: BatchProblem, home: Allocator, *, step: int = 0) -> Ba
     tokens = table.repeat_interleave(size, dim=1) * size + offsets
     is_key = torch.zeros(tokens.shape, dtype=torch.bool)
     is_key[rows] = torch.arange(width) < room.unsqueeze(1)
-    numbers = torch.arange(len(order))
-    other_slots = bits(stream(problem.seed, f"slots {step}"), numbers, width)
-    computed = bits(stream(problem.seed, f"computed {step}"), numbers, 1).flatten()
+    output, numbers, lines = OUTPUTS[problem.output], torch.arange(len(order)), torch.arange(1)
+    other_slots, computed, before, tokens_at, next_at = bits_of([
+        Part(stream(problem.seed, f"{tag} {step}"), at, columns)
+        for tag, at, columns in (
+            ("slots", numbers, width),
+            ("computed", numbers, 1),
+            ("buffer", lines, math.prod(problem.shape)),
+            ("tokens", lines, int(news.sum())),
+            ("next tokens", lines, len(news)),
+        )
+    ])  # fmt: skip
+    computed = computed.flatten()
     computed[rows] = keys - news
     first = (keys - news - window).clamp(min=0) if window >= 0 else torch.zeros_like(keys)
-    output = OUTPUTS[problem.output]
     # Beyond all entries: what an earlier batch may have left there is for a law to say.
-    whole = torch.empty(problem.shape)
-    key, lines = stream(problem.seed, f"buffer {step}"), torch.arange(1)
-    before = bits(key, lines, whole.numel()).view(problem.shape)
-    before = before % 2**30 + (2**30 if output.dtype == torch.int32 else 2**40)
+    before = before.view(problem.shape) % 2**30 + (2**30 if output.dtype == torch.int32 else 2**40)
     before = before % 3 > 0 if output.dtype == torch.bool else before
 
-    def token_ids(tag: str, count: int) -> torch.Tensor:
-        ids = bits(stream(problem.seed, f"{tag} {step}"), lines, count).flatten()
-        return (1 + ids % VOCABULARY).int()
+    def token_ids(ids: torch.Tensor) -> torch.Tensor:
+        return (1 + ids.flatten() % VOCABULARY).int()
 
     def indptr(counts: torch.Tensor) -> torch.Tensor:
         return torch.tensor([0, *accumulate(counts.tolist())])
@@ -150,8 +155,8 @@ def batch_inputs(problem: BatchProblem, home: Allocator, *, step: int = 0) -> Ba
         "kv_indptr": indptr(keys - first).int(),
         "page_indptr": indptr(-(-keys // size)).int(),
         "rejected": torch.tensor(problem.rejected_in(step), dtype=torch.int32),
-        "tokens": token_ids("tokens", int(news.sum())),
-        "next_tokens": token_ids("next tokens", len(news)),
+        "tokens": token_ids(tokens_at),
+        "next_tokens": token_ids(next_at),
         "parents": _parents(problem, step),
     })  # fmt: skip
     return BatchInputs(

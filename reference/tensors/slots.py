@@ -12,7 +12,7 @@ from ..attention.slots import map_slots
 from ..problems.preparation import BatchProblem
 from ..problems.slots import SlotsProblem
 from .allocation import Allocator
-from .values import bits, stream
+from .values import Part, bits, bits_of, stream
 
 PAGES = 10_000
 """Pages that ids are drawn of; two requests may share one, as those of a shared prefix do."""
@@ -61,11 +61,14 @@ def drawn_table(
     """
     numbers = torch.arange(max(len(keys) for _, keys in problem.steps) + problem.spare_rows)
     # Rows that requests got as they came: a permutation, by hash, another one each step.
-    order = bits(stream(problem.seed, f"rows {step}"), numbers, 1).flatten().argsort(stable=True)
+    orders, ids, garbage = bits_of([
+        Part(stream(problem.seed, f"{tag} {step}"), numbers, columns)
+        for tag, columns in (("rows", 1), ("pages", problem.columns), ("garbage", problem.columns))
+    ])  # fmt: skip
+    order = orders.flatten().argsort(stable=True)
     used = torch.zeros(len(numbers), dtype=torch.long)
     used[order[: len(pages)]] = pages
-    ids = bits(stream(problem.seed, f"pages {step}"), numbers, problem.columns) % PAGES
-    garbage = bits(stream(problem.seed, f"garbage {step}"), numbers, problem.columns)
+    ids %= PAGES
     is_used = torch.arange(problem.columns).unsqueeze(0) < used.unsqueeze(1)
     return order, torch.where(is_used, ids + first_page, garbage.to(torch.int32))
 

@@ -40,8 +40,7 @@ def choose(seed: int, tag: str, index: int, options: int) -> int:
 
 def bits(key: int, rows: torch.Tensor, columns: int) -> torch.Tensor:
     """Return [rows, columns] int64 hashes below 2**32 for these row numbers, where they are."""
-    hashes = _hashes([Part(key, rows, columns)], rows.device)
-    return hashes.view(len(rows), columns).to(torch.int64) & _MASK
+    return bits_of([Part(key, rows, columns)])[0]
 
 
 class Part(NamedTuple):
@@ -50,6 +49,11 @@ class Part(NamedTuple):
     key: int
     rows: torch.Tensor
     columns: int
+
+
+def bits_of(parts: Sequence[Part]) -> list[torch.Tensor]:
+    """Return the [rows, columns] ``bits`` of several tensors, which take little more than one."""
+    return _split(parts, _hashes(parts, parts[0].rows.device).to(torch.int64) & _MASK)
 
 
 def bells(parts: Sequence[Part], device: torch.device | None = None) -> list[torch.Tensor]:
