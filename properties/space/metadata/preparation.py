@@ -26,6 +26,9 @@ MOST_KEYS_OF_A_MASK = 1024
 """Most keys of a request whose mask, or tree, has an entry for each token and key."""
 MOST_KEYS_OF_BRANCHES = 1300
 """Most keys of a request whose every branch has an entry for each key, of every step."""
+FEW_BRANCHED, FEW_DRAFTS = 2, (1, 2, 3)
+"""Most requests that have branches where there are few requests, and their drafts: kernels launch
+a program for each branch of each draft, which takes milliseconds interpreted."""
 TREES = ("tree_mask", "tree_positions", "first_children", "next_siblings", "packed_mask")
 """Outputs for which few tokens are verified at once."""
 SPLITS = (tuple(USUAL_SPLITS), (8, 8, 16, 132), (64, 2, 8, 108), (40, 8, 1, 148), (96, 1, 64, 8))
@@ -66,7 +69,8 @@ def draft_problems(
     news = st.just(width) if are_alike else st.integers(least, width)
     is_matrix = problem.output in TREES
     most_keys = min(most_keys, MOST_KEYS_OF_A_MASK) if is_matrix else most_keys
-    if problem.output in BRANCHED:
+    is_branched = problem.output in BRANCHED
+    if is_branched:
         most_keys = min(most_keys, MOST_KEYS_OF_BRANCHES)
     if not are_alike and not is_matrix and draw(st.booleans()):
         news |= sampled((*NEW_TOKENS, most_keys))
@@ -84,16 +88,19 @@ def draft_problems(
 
     padding = st.lists(st.just((0, 0, 0)), max_size=0 if least else 2)
     most = axes.max_requests or MOST_REQUESTS
+    drafts = (1, 2, 3, 7, MOST_DRAFTS, 0)
+    if axes.max_requests and is_branched:
+        most, drafts = FEW_BRANCHED, FEW_DRAFTS
     step = st.builds(list.__add__, st.lists(requests(), max_size=most), padding)
     steps = draw(st.lists(step, min_size=1, max_size=axes.max_steps or MOST_STEPS))
     longest = max((keys for step in steps for _, keys, _ in step), default=0)
-    if problem.output in BRANCHED:
+    if is_branched:
         problem = replace(problem, branches=draw(sampled(BRANCHES)))
     return replace(
         problem,
         steps=tuple((tuple(t for t, _, _ in step), tuple(s for _, s, _ in step)) for step in steps),
         rejected=tuple(tuple(j for _, _, j in step) for step in steps),
-        drafts=draw(sampled((1, 2, 3, 7, MOST_DRAFTS, 0))),
+        drafts=draw(sampled(drafts)),
         is_shifted=problem.output in SHIFTED or draw(st.booleans()),
         is_tree=draw(st.booleans()),
         splits=draw(sampled(SPLITS)),
