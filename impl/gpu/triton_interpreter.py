@@ -44,6 +44,7 @@ from .float8 import convert_float8
 from .interpreted import INTERPRETER, before_first_launch, count_launches
 from .kernel_lines import mark_lines, watch_launches
 from .reductions import by_slices
+from .shapes import remember_shapes
 
 FIRST_THAT_INDEXES = (3, 7)
 """The first triton whose interpreter makes an integer of an array of shape [1] itself."""
@@ -175,6 +176,8 @@ def _hasten(interpreter: Any) -> None:  # noqa: ANN401  a module
     # Each integer operation is done again in 64 bits, for an assertion that only debug makes.
     if getattr(options, "sanitize_overflow", False) and not getattr(options, "debug", True):
         builder.options = replace(options, sanitize_overflow=False)
+    interpreter._get_np_dtype = _remembered(interpreter)  # noqa: SLF001  there is no public way
+    remember_shapes(importlib.import_module("triton.language.core"))
     keep_annotations(interpreter)
     count_launches(interpreter)
     mark_lines(interpreter)
@@ -185,6 +188,22 @@ def _hasten(interpreter: Any) -> None:  # noqa: ANN401  a module
         patch = interpreter._patch_lang  # noqa: SLF001  there is no public way to it
         once = _once(patch, interpreter)
         interpreter._patch_lang = reach_bound_names(once, interpreter)  # noqa: SLF001
+
+
+def _remembered(interpreter: Any) -> Callable[[Any], Any]:  # noqa: ANN401  a module
+    """Return NumPy's dtype of one of Triton's, for which a table is made anew at each operation."""
+    make, language = interpreter._get_np_dtype, interpreter.tl  # noqa: SLF001
+    pointer, block = language.pointer_type, language.block_type
+    known: dict[str, Any] = {}
+
+    def numpy_dtype(dtype: Any) -> Any:  # noqa: ANN401  of Triton
+        scalar = dtype.element_ty if isinstance(dtype, block) else dtype
+        name = "pointer" if isinstance(scalar, pointer) else scalar.name
+        if name not in known:
+            known[name] = make(dtype)
+        return known[name]
+
+    return numpy_dtype
 
 
 def _once(patch: Callable[[Any], Any], interpreter: Any) -> Callable[[Any], Any]:  # noqa: ANN401
