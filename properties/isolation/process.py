@@ -106,6 +106,8 @@ class WorkerProcess:
         """Command lines of processes that the code under test has left; known after ``end``."""
         self.tenants: set[object] = set()
         """Owners of the code that has run in it, see ``workers.TENANT``."""
+        self.answered: set[str] = set()
+        """What it was asked once and for all, see ``Worker.run_once``."""
         self.read: set[Read] = set()
         """What it has read in requests that it has answered; programs in the last one only."""
         self._busy = self._cut_off = False
@@ -180,6 +182,11 @@ class WorkerProcess:
         """Send a request and wait for what comes of it. `ended` says whether that was the end."""
         self.send(payload, deadlines)
         return self.answer()
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether it has answered what it was asked, and was asked anything."""
+        return self._requests > 0 and not self._unanswered
 
     @property
     def waiting(self) -> int:

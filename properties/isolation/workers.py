@@ -17,6 +17,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import getpass
+import json
 import os
 import socket
 import sys
@@ -120,6 +121,19 @@ class Worker:
                 msg = "the worker has requests whose answers were not taken"
                 raise RuntimeError(msg)
             return self._send(payload, deadlines) or self._received(payload, deadlines)
+
+    def run_once(
+        self, payload: Mapping[str, object], deadlines: Deadlines = _DEFAULT_DEADLINES
+    ) -> Outcome | None:
+        """Do as `run` does; return None at once where the process has answered the same before."""
+        key = json.dumps(payload, sort_keys=True)
+        process = self._process
+        if process is not None and key in process.answered and not process.exited():
+            return None
+        outcome = self.run(payload, deadlines)
+        if outcome.status == "done" and self._process is not None and self._process.has_answered:
+            self._process.answered.add(key)
+        return outcome
 
     def ask(self, payload: Mapping[str, object], deadlines: Deadlines = _DEFAULT_DEADLINES) -> None:
         """Have the handler answer `payload` after what it was asked before; see `answer`.

@@ -159,6 +159,8 @@ class Candidate:
 def warm_up(worker: Worker, candidate: Candidate) -> None:
     """Let a process that is new to an implementation do what only its first call does.
 
+    One that has done it for another law does nothing.
+
     Whatever goes wrong is left for the law to find: the next call finds it again.
 
     Raises:
@@ -169,5 +171,6 @@ def warm_up(worker: Worker, candidate: Candidate) -> None:
         request = address.request("describe")
     else:
         request = address.request("cost", problem=first.to_json(), calls=1)
-    if worker.run(request, address.first_deadlines).died:
+    outcome = worker.run_once(request, address.first_deadlines)
+    if outcome is not None and outcome.died:
         probe_device(worker, address.device)

@@ -108,6 +108,18 @@ class TestDone:
         assert after["pid"] != ended.result["pid"]
         assert after["seen"] == [1]
 
+    def test_what_is_asked_once_is_asked_of_each_process(self, worker: Worker) -> None:
+        request = {"do": "remember", "value": 1}
+
+        def asked() -> list[bool]:
+            return [worker.run_once(request) is None for _ in range(2)]
+
+        assert asked() == [False, True]
+        assert [worker.run_once({"do": "end"}) is None for _ in range(2)] == [False, False]
+        assert asked() == [False, True]
+        worker.renew()
+        assert asked() == [False, True]
+
     def test_renew_forgets(self, pool: WorkerPool, worker: Worker) -> None:
         before = pool.respawns
         first = worker.run({"do": "remember", "value": 1}).result

@@ -172,6 +172,8 @@ class InProcess:
             return Outcome("done", {"ended": {name: getattr(outcome, name) for name in fields}})
         return outcome
 
+    run_once = run
+
     def ask(self, payload: Mapping[str, Any], deadlines: Deadlines) -> None:
         del deadlines
         self.asked.append(payload)
