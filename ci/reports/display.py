@@ -17,6 +17,7 @@ from .outline import Block, Line, Part, Table, sized
 TABLE_WIDTH = 72
 """Below this many columns there is no room for the table."""
 STYLES = {
+    "": "",
     "PASS": "green",
     "KNOWN": "yellow",
     "INCOMPLETE": "yellow",

@@ -10,6 +10,7 @@ from ...properties.findings.causes import causes_of
 from ...properties.findings.launched import kernels_of
 from ...properties.findings.report import RATIO_EDGES
 from .kernels import launched_in
+from .law_times import law_times, worth
 from .shape import SCHEMA
 from .summary import Summary, known_findings, rejected, reused, seconds, state
 
@@ -22,6 +23,7 @@ def to_json(summary: Summary) -> dict[str, Any]:
         for implementation in report.implementations
         for each in known_findings(implementation, summary.ledger)
     ]
+    run_seconds = sum(map(seconds, report.implementations))
     reasons = {each.entry: {"reason": each.reason, "issue": each.issue} for each in known}
     return {
         "schema": SCHEMA,
@@ -34,7 +36,11 @@ def to_json(summary: Summary) -> dict[str, Any]:
         "corpus": report.corpus.to_json(),
         "seconds": round(report.seconds, 3),
         "build_seconds": round(sum(each.build_seconds for each in report.implementations), 3),
-        "run_seconds": round(sum(map(seconds, report.implementations)), 3),
+        "run_seconds": round(run_seconds, 3),
+        "time_by_law": [
+            {**each._asdict(), "seconds": round(each.seconds, 3), "share": round(each.share, 4)}
+            for each in law_times(summary)
+        ],
         "launched": launched_in(report.implementations).numbers(),
         "reused": reused(report),
         "findings": [
@@ -55,6 +61,7 @@ def to_json(summary: Summary) -> dict[str, Any]:
                 "status": state(each),
                 "rejected": rejected(each),
                 "run_seconds": round(seconds(each), 3),
+                **worth(each, run_seconds),
             }
             for each in report.implementations
         ],

@@ -25,6 +25,7 @@ from .claims import claims_count, claims_text, lost_lines
 from .display import print_outline
 from .junit import case, document, printed, properties, result, suite
 from .kernels import kernel_lines, kernel_text
+from .law_times import fruitless_text, time_lines
 from .outline import Block, Line, Part, Table
 from .places import places, repository
 from .summary import (
@@ -96,6 +97,7 @@ def outline_of(summary: Summary, *, whole: bool) -> Iterator[Part]:
     yield Part("Known findings", known)
     yield Part("Incomplete", _weak(reports, summary, whole=whole))
     yield Part("What passed", _passed(reports, summary, whole=whole))
+    yield Part("Time by law", time_lines(summary) if whole else ())
     yield Part("What was not run", _not_run(summary, whole=whole))
 
 
@@ -234,6 +236,8 @@ def _passed(
         yield Line("corpus", told, "dim")
     if of_deck := sum(each.of_deck for each in reports):
         yield Line("deck", f"{count_of(of_deck, 'problem')} came from the deck", "dim")
+    if told := fruitless_text(summary):
+        yield Line("time", told, "dim")
 
 
 def _row(report: ImplementationReport) -> list[tuple[str, str]]:

@@ -113,6 +113,21 @@ class Law(TypedDict):
     specialisations: list[str]
 
 
+class LawTime(TypedDict):
+    """A law's time over all implementations, what it found, and the seeded bugs that it kills."""
+
+    law: str
+    seconds: float
+    share: float
+    judged: int
+    new: int
+    known: int
+    kills: int
+    kills_first: int
+    kills_only: int
+    seeded_bugs: int
+
+
 class LaunchedCall(TypedDict):
     """A call of one specialisation: whole names of the kernels that it launched, and short ones."""
 
@@ -230,6 +245,11 @@ class Implementation(TypedDict):
     modules: int
     build_seconds: float
     run_seconds: float
+    share: float
+    new: int
+    known: int
+    kills: int
+    seeded_bugs: int
     seconds: float
     ratios: list[int]
     corpus: CorpusReport
@@ -265,6 +285,7 @@ class _Report(TypedDict):
     seconds: float
     build_seconds: float
     run_seconds: float
+    time_by_law: list[LawTime]
     launched: Named
     reused: Reused
     findings: list[Finding]

@@ -36,7 +36,10 @@ JOURNAL = Path(".kernelproof", "cases", "fleet", "journal-*.jsonl")
 """The journal of a run below its folder; the rest of its name says what was asked for."""
 ROUNDED = 0.01
 """More seconds than rounding adds to a report's units."""
-CLOCK = ("seconds", "build_seconds", "call_seconds", "run_seconds", "timings", "date")
+CLOCK = (
+    "seconds", "build_seconds", "call_seconds", "run_seconds", "timings", "date", "share",
+    "time_by_law",
+)  # fmt: skip
 """Fields of a report that depend on the clock."""
 NAMES = ("obedient", "tame", "docile", "sharing", "sharing-too")
 """Implementations whose costs are known."""
