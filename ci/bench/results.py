@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 Cell = str | int | float
+WHOLE = 999.5
+"""Least number that is printed without decimals: three digits would make a power of it."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class Table:
     Attributes:
         title: what they are, with their units.
         columns: their names.
-        rows: one cell a column; a float is printed with three significant digits.
+        rows: one cell a column; a float is printed with three significant digits or more.
     """
 
     title: str
@@ -64,7 +66,7 @@ class Requirement:
         limits = [f"at least {self.low:g}"] if self.low is not None else []
         limits += [f"at most {self.high:g}"] if self.high is not None else []
         state = "met   " if self.met else "MISSED"
-        return f"{state}  {self.name}: {self.value:.3g} ({' and '.join(limits)})"
+        return f"{state}  {self.name}: {_plain(self.value)} ({' and '.join(limits)})"
 
 
 @dataclass(frozen=True)
@@ -113,4 +115,6 @@ def machine() -> dict[str, Cell]:
 
 
 def _plain(cell: Cell) -> str:
-    return f"{cell:.3g}" if isinstance(cell, float) else str(cell)
+    if not isinstance(cell, float):
+        return str(cell)
+    return f"{cell:.0f}" if abs(cell) >= WHOLE else f"{cell:.3g}"

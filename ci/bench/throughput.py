@@ -38,7 +38,7 @@ from ...properties.worker.requests import Address
 from ...reference import AttentionProblem, Problem, problem_from_json
 from .results import Requirement, Results, Table
 
-ONE_WORKER, SEVERAL_WORKERS = 150.0, 600.0
+ONE_WORKER, SEVERAL_WORKERS = 300.0, 1_300.0
 """Least problems a second on a GPU."""
 REQUESTS, KEYS = 4, 300
 DTYPES = ("bfloat16", "float16", "float32")

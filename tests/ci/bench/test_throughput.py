@@ -34,6 +34,23 @@ def test_it_prints_rates_and_stages(tmp_path: Path) -> None:
     assert sum(row[3] for row in stages["rows"]) == pytest.approx(100, abs=1)
 
 
+@pytest.mark.parametrize(
+    ("jobs", "rate", "line"),
+    [
+        (1, 299.0, "MISSED  problems a second, mine: 299 (at least 300)"),
+        (1, 300.0, "met     problems a second, mine: 300 (at least 300)"),
+        (12, 1234.5, "MISSED  problems a second, mine: 1234 (at least 1300)"),
+        (12, 1300.0, "met     problems a second, mine: 1300 (at least 1300)"),
+    ],
+)
+def test_a_rate_below_the_goal_is_printed_as_missed(jobs: int, rate: float, line: str) -> None:
+    low = throughput.ONE_WORKER if jobs == 1 else throughput.SEVERAL_WORKERS
+    [required] = throughput._required("mine", rate, low, "cuda")
+    assert required.text() == line
+    assert required.met == line.startswith("met")
+    assert not throughput._required("mine", rate, low, "cpu")
+
+
 def test_problems_are_small_batches_of_four() -> None:
     drawn = AttentionProblem(query_lens=(7, 1), seq_lens=(700, 20))
     problem = throughput._of_four(drawn)
