@@ -46,6 +46,7 @@ print(json.dumps({
 READ_DATA = """
 import json
 from kernelproof.ci.check.law_book import law_book
+from kernelproof.ci.reports.law_times import killers_of
 from kernelproof.fixtures import CORPUS, FOLDER
 from kernelproof.impl.gating.knowledge import table
 from kernelproof.properties.findings.corpus import read_corpus
@@ -53,6 +54,7 @@ print(json.dumps({
     "home": str(FOLDER),
     "cases": [case.path.name for case in read_corpus(CORPUS)],
     "laws": len(law_book()),
+    "bugs": len(killers_of("moe")),
     "cells": len(table().modules),
     "seen": len(table().kernels),
 }))
@@ -149,6 +151,7 @@ def test_data_is_read_from_the_wheel(tree: Path, wheel: Path, tmp_path: Path) ->
     assert found["home"] == str(installed / "kernelproof" / "fixtures")
     assert found["cases"] == sorted(path.name for path in tree.glob("fixtures/corpus/*.json"))
     assert found["laws"]
+    assert found["bugs"]
     assert found["cells"]
     assert found["seen"]
 

@@ -16,12 +16,19 @@ from .summary import Summary, known_entries, known_findings, new_findings, secon
 LARGE_SHARE, LONG_SECONDS = 0.25, 60.0
 """Share of the laws' time, and seconds of a run, above which a law that found nothing is named."""
 HEADS = ("law", "seconds", "share", "judged", "new", "known", "kills", "first", "only")
-LEGEND = "seeded bugs of the judged operations that it finds, finds first, or that only it finds"
+LEGEND = (
+    "seeded bugs of the judged operations that it finds, finds first, or that only it finds; "
+    "those of Triton's source are not counted"
+)
 
 
 @cache
-def _seeded(operation: str) -> tuple[tuple[str, ...], ...]:
-    """Return of each seeded bug the laws that killed it in the kept score, the earliest first."""
+def killers_of(operation: str) -> tuple[tuple[str, ...], ...]:
+    """Return of each seeded bug the laws that killed it in the kept score, the earliest first.
+
+    Faults in the source of Triton kernels are not kept, so that a law that was written for these,
+    such as ``algebra``, has few or none.
+    """
     path = EVIDENCE / f"score-{operation}.json"
     if not path.exists():
         return ()
@@ -71,7 +78,7 @@ def law_times(summary: Summary) -> list[LawTime]:
         spent = sum(law.seconds for _, law in parts)
         judged = sum(law.judged for _, law in parts)
         operations = {operation for operation, law in parts if law.judged}
-        bugs = [killers for operation in operations for killers in _seeded(operation)]
+        bugs = [killers for operation in operations for killers in killers_of(operation)]
         killed = [killers for killers in bugs if name in killers]
         first, only = sum(each[0] == name for each in killed), killed.count((name,))
         counts = (judged, new[name], known[name], len(killed), first, only, len(bugs))
@@ -83,7 +90,7 @@ def law_times(summary: Summary) -> list[LawTime]:
 def worth(report: ImplementationReport, whole: float) -> dict[str, Any]:
     """Return an implementation's share of the laws' seconds, what was found, and could be."""
     judged = {law.law for law in report.laws if law.judged}
-    bugs = _seeded(report.operation)
+    bugs = killers_of(report.operation)
     return {
         "share": round(seconds(report) / whole, 4) if whole else 0.0,
         "new": len(new_findings(report)),
