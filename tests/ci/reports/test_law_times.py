@@ -20,8 +20,7 @@ from kernelproof.properties.findings.report import (
 )
 from kernelproof.properties.verdicts.comparison import fail
 from kernelproof.reference import MergeProblem
-
-from .test_outline import lines_of, summary
+from kernelproof.tests.ci.reports.test_outline import lines_of, summary
 
 
 def killers(operation: str) -> list[list[str]]:
