@@ -56,7 +56,7 @@ class Trials:
 
     Args:
         stand_in: the copy from which they load the kernels; the kernels as they are if None.
-        started: has a process end with a block, or before.
+        started: context that ends a process, see ``Started``.
         preload: modules that their workers have at their start.
     """
 
