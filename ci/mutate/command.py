@@ -92,7 +92,8 @@ def mutate(
 
     A mutant is refused (Triton raises an error), unreached (its line never ran), killed (by the
     law that is named), or survived (its diff is shown). Exit code 0 if mutants were judged,
-    whatever became of them; 4 if none was reached.
+    whatever became of them; 4 if none was reached. The time to the first finding counts from when a
+    mutant is in place: processes that judge have started by then.
     """
     from ...properties.laws import LAWS
     from ..console.selection import check_laws, only_of

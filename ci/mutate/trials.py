@@ -56,7 +56,7 @@ class Trials:
 
     Args:
         stand_in: the copy from which they load the kernels; the kernels as they are if None.
-        started: context that ends a process, see ``Started``.
+        started: a context in which a process runs, and at whose end it is ended.
         preload: modules that their workers have at their start.
     """
 
