@@ -88,7 +88,7 @@ def draft_problems(
 
     padding = st.lists(st.just((0, 0, 0)), max_size=0 if least else 2)
     most = axes.max_requests or MOST_REQUESTS
-    drafts = (1, 2, 3, 7, MOST_DRAFTS, 0)
+    drafts: tuple[int, ...] = (1, 2, 3, 7, MOST_DRAFTS, 0)
     if axes.max_requests and is_branched:
         most, drafts = FEW_BRANCHED, FEW_DRAFTS
     step = st.builds(list.__add__, st.lists(requests(), max_size=most), padding)
