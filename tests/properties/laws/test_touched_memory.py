@@ -168,6 +168,6 @@ def test_every_second_problem_ends_with_a_whole_tile(interpreter: Worker) -> Non
         AttentionProblem(
             "ragged_attention", seq_lens=(40,), head_dim_qk=24, head_dim_vo=24, seed=seed
         )
-        for seed in range(4)
+        for seed in range(8)
     ]
     assert {ask(interpreter, LAW, faulty, each).status for each in drawn} == {"FAIL", "PASS"}

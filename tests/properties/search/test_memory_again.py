@@ -27,7 +27,9 @@ def runner() -> Any:  # noqa: ANN401  of parts only
     made: Any = object.__new__(CaseRunner)
     address = SimpleNamespace(device="cpu", tool="", case=lambda *_: {})
     deadlines = SimpleNamespace(run=5.0)
-    made.candidate = SimpleNamespace(address=address, deadlines_of=lambda *_, **__: deadlines)
+    made.candidate = SimpleNamespace(
+        address=address, deadlines_of=lambda *_, **__: deadlines, named=set()
+    )
     made.law = SimpleNamespace(name="parity")
     made.warm_up = lambda: None
     made._worker = SimpleNamespace(run=lambda *_: Outcome("done", {"status": "PASS"}))
