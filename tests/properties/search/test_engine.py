@@ -263,8 +263,8 @@ def run_of_files(folder: Path, texts: dict[str, str], *names: str) -> RunReport:
 def test_no_more_workers_start_than_there_are_laws(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
-    def open_pool(device: str, *, size: int, tool: str, started: bool) -> None:
-        del device, tool, started
+    def open_pool(device: str, *, size: int, **others: object) -> None:
+        del device, others
         sizes.append(size)
 
     monkeypatch.setattr("kernelproof.properties.search.engine.open_pool", open_pool)
