@@ -233,7 +233,7 @@ class Judge:
             return Answer(mutant.id, stage, "refused", message=str(error))
         stand_in.put({mutant.file: mutant.text})
         if not self.tests:
-            with suppress(TrialError):  # which it is told when it asks
+            with suppress(TrialError):  # the question starts another, or says why
                 self._trials[stand_in].wait()
         began = time.monotonic()
         if self.tests:

@@ -37,10 +37,7 @@ def to_json(summary: Summary) -> dict[str, Any]:
         "seconds": round(report.seconds, 3),
         "build_seconds": round(sum(each.build_seconds for each in report.implementations), 3),
         "run_seconds": round(run_seconds, 3),
-        "time_by_law": [
-            {**each._asdict(), "seconds": round(each.seconds, 3), "share": round(each.share, 4)}
-            for each in law_times(summary)
-        ],
+        "time_by_law": law_times(summary),
         "launched": launched_in(report.implementations).numbers(),
         "reused": reused(report),
         "findings": [

@@ -6,11 +6,12 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...fixtures import EVIDENCE
 from ...properties.findings.report import ImplementationReport, LawReport
 from .outline import Line, Table
+from .shape import LawTime
 from .summary import Summary, known_entries, known_findings, new_findings, seconds
 
 LARGE_SHARE, LONG_SECONDS = 0.25, 60.0
@@ -36,31 +37,6 @@ def killers_of(operation: str) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(bug["laws"]) for bug in kept if bug["control"] == "bug")
 
 
-class LawTime(NamedTuple):
-    """One law over all implementations.
-
-    Attributes:
-        share: its share of the seconds of all laws, 0 to 1.
-        new: number of new findings that it shows.
-        known: number of ledger entries that explain its failures, by implementation.
-        kills: number of seeded bugs that it kills, of operations of which it judged a problem.
-        kills_first: number of those that it killed before other laws.
-        kills_only: number of those that no other law kills.
-        seeded_bugs: number of seeded bugs of these operations.
-    """
-
-    law: str
-    seconds: float
-    share: float
-    judged: int
-    new: int
-    known: int
-    kills: int
-    kills_first: int
-    kills_only: int
-    seeded_bugs: int
-
-
 def law_times(summary: Summary) -> list[LawTime]:
     """Return the laws that took time or judged problems, those that took most first."""
     reports = summary.report.implementations
@@ -81,10 +57,22 @@ def law_times(summary: Summary) -> list[LawTime]:
         bugs = [killers for operation in operations for killers in killers_of(operation)]
         killed = [killers for killers in bugs if name in killers]
         first, only = sum(each[0] == name for each in killed), killed.count((name,))
-        counts = (judged, new[name], known[name], len(killed), first, only, len(bugs))
         if judged or spent:
-            made.append(LawTime(name, spent, spent / whole if whole else 0.0, *counts))
-    return sorted(made, key=lambda each: -each.seconds)
+            made.append(
+                LawTime(
+                    law=name,
+                    seconds=round(spent, 3),
+                    share=round(spent / whole, 4) if whole else 0.0,
+                    judged=judged,
+                    new=new[name],
+                    known=known[name],
+                    kills=len(killed),
+                    kills_first=first,
+                    kills_only=only,
+                    seeded_bugs=len(bugs),
+                )
+            )
+    return sorted(made, key=lambda each: -each["seconds"])
 
 
 def worth(report: ImplementationReport, whole: float) -> dict[str, Any]:
@@ -115,8 +103,20 @@ def time_lines(summary: Summary) -> Iterator[Table | Line]:
 
 
 def _row(time: LawTime) -> tuple[str, ...]:
-    counts = (time.judged, time.new, time.known, time.kills, time.kills_first, time.kills_only)
-    return time.law, f"{time.seconds:,.1f}", f"{time.share:.0%}", *(f"{each:,}" for each in counts)
+    counts = (
+        time["judged"],
+        time["new"],
+        time["known"],
+        time["kills"],
+        time["kills_first"],
+        time["kills_only"],
+    )
+    return (
+        time["law"],
+        f"{time['seconds']:,.1f}",
+        f"{time['share']:.0%}",
+        *(f"{each:,}" for each in counts),
+    )
 
 
 def fruitless_text(summary: Summary) -> str:
@@ -124,10 +124,10 @@ def fruitless_text(summary: Summary) -> str:
     if summary.laws or summary.report.seconds <= LONG_SECONDS:
         return ""
     for each in law_times(summary):
-        if each.share > LARGE_SHARE and not (each.new or each.known):
+        if each["share"] > LARGE_SHARE and not (each["new"] or each["known"]):
             return (
-                f"{each.law} took {each.share:.0%} of the laws' time and found nothing; of "
-                f"{each.seeded_bugs} seeded bugs it finds {each.kills_first} first, and "
-                f"{each.kills_only} that no other law finds"
+                f"{each['law']} took {each['share']:.0%} of the laws' time and found nothing; of "
+                f"{each['seeded_bugs']} seeded bugs it finds {each['kills_first']} first, and "
+                f"{each['kills_only']} that no other law finds"
             )
     return ""

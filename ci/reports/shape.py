@@ -114,7 +114,17 @@ class Law(TypedDict):
 
 
 class LawTime(TypedDict):
-    """A law's time over all implementations, what it found, and the seeded bugs that it kills."""
+    """A law's time over all implementations, what it found, and the seeded bugs that it kills.
+
+    Attributes:
+        share: its share of the seconds of all laws, 0 to 1.
+        new: number of new findings that it shows.
+        known: number of ledger entries that explain its failures, by implementation.
+        kills: number of seeded bugs that it kills, of operations of which it judged a problem.
+        kills_first: number of those that it killed before other laws.
+        kills_only: number of those that no other law kills.
+        seeded_bugs: number of seeded bugs of these operations.
+    """
 
     law: str
     seconds: float
