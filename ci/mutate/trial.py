@@ -86,7 +86,7 @@ def judge(request: dict[str, Any]) -> dict[str, Any]:
 def _installed(modules: Iterable[str]) -> list[str]:
     """Return those of some modules that no mutant is a part of: what else is installed."""
     places = {Path(sysconfig.get_path(each)) for each in ("purelib", "platlib")}
-    own = __package__.partition(".")[0]
+    own = str(__package__).partition(".")[0]
 
     @cache
     def of_others(package: str) -> bool:
