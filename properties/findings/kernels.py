@@ -261,7 +261,7 @@ def kernels_of(file: str, run: FileRun) -> list[Kernel]:
     ]
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=256)
 def _tree(source: str) -> ast.Module | None:
     try:
         return ast.parse(source) if source else None
@@ -285,11 +285,19 @@ def _jit_functions(
 
     A function that makes a kernel is none: what ran of it is the kernel in it.
     """
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
-            jitted = any("jit" in ast.unparse(each).split("(")[0] for each in node.decorator_list)
-            if jitted or node.lineno in run.launched or _own_lines(node) & ran:
-                yield node
+    for node, jitted in _functions(tree):
+        if jitted or node.lineno in run.launched or _own_lines(node) & ran:
+            yield node
+
+
+@functools.lru_cache(maxsize=256)
+def _functions(tree: ast.Module) -> Sequence[tuple[ast.FunctionDef, bool]]:
+    """Return all functions, and whether a decorator of each names ``jit``."""
+    return [
+        (node, any("jit" in ast.unparse(each).split("(")[0] for each in node.decorator_list))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+    ]
 
 
 def _kernel(
@@ -320,15 +328,18 @@ def _statements(block: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
         if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant):
             continue
         yield each
-        for inner, _ in _blocks(each, ""):
+        for inner in _inner_blocks(each):
             yield from _statements(inner)
 
 
+# A gate asks this of the same few files once for each implementation in them.
+@functools.lru_cache(maxsize=4096)
 def _lines(function: ast.FunctionDef) -> frozenset[int]:
     """Return the lines in which its statements begin."""
     return frozenset(each.lineno for each in _statements(function.body))
 
 
+@functools.lru_cache(maxsize=4096)
 def _own_lines(function: ast.FunctionDef) -> frozenset[int]:
     """Return its lines, without those of functions in it."""
     inner = (each for each in ast.walk(function) if isinstance(each, ast.FunctionDef))
@@ -346,13 +357,17 @@ def _blocks(statement: ast.stmt, under: str) -> Iterator[tuple[Sequence[ast.stmt
         yield statement.body, ast.unparse(statement.test)
         yield statement.orelse, _negated(statement.test)
         return
+    yield from ((block, under) for block in _inner_blocks(statement))
+
+
+def _inner_blocks(statement: ast.stmt) -> Iterator[Sequence[ast.stmt]]:
     for name in ("body", "orelse", "finalbody"):
         block = getattr(statement, name, None)
         if isinstance(block, list):
-            yield block, under
+            yield block
     for name in ("handlers", "cases"):
         for each in getattr(statement, name, ()):
-            yield each.body, under
+            yield each.body
 
 
 def _negated(test: ast.expr) -> str:
@@ -392,9 +407,10 @@ def _taken(condition: ast.If, bits: int, ran: frozenset[int]) -> int:
     return true + (bits >> (2 * condition.lineno + 1) & 1)
 
 
-def _named_in(function: ast.stmt) -> set[str]:
+@functools.lru_cache(maxsize=4096)
+def _named_in(function: ast.stmt) -> frozenset[str]:
     calls = (each.func for each in ast.walk(function) if isinstance(each, ast.Call))
-    return {each.id for each in calls if isinstance(each, ast.Name)}
+    return frozenset(each.id for each in calls if isinstance(each, ast.Name))
 
 
 def _is_false(condition: str, unset: Collection[str]) -> bool:
