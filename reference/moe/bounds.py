@@ -16,8 +16,9 @@ c_s for the routing weights, and LAMBDA and n(k) = min(k, LAMBDA sqrt(k)) as in 
 2.  The activation carries it: v_j bounds |a(g') - a(g)| / LAMBDA for |g' - g| <= LAMBDA d
     (``activations.Phi.change``: the slope and the largest curvature; a limit cuts it off). If a is
     rounded to a format of roundoff q before the second product, v_j gains q |a_j|, and in the
-    scaled formats a share of the row's largest |a|, for small elements share its scale; with a
-    scale that is given beforehand, half of the smallest code's value.
+    scaled formats a share of the row's largest |a|, for small elements share its scale (int8 loses
+    half a step, 1 / 254 of it, and nothing else; scales rounded up to powers of two, twice as much
+    as FP8 else does); with a scale that is given beforehand, half of the smallest code's value.
 
 3.  The errors of different j are independent: w_j and the rounding of a_j differ. So y_k moves by
     at most LAMBDA sqrt(c sum_j v_j^2 W_kj^2), where c counts the most frequent |a_j| of the row:
