@@ -53,6 +53,7 @@ from ..releases.packages import (
 from ..support.command import chips_of
 from .behaviour.asking import Bench
 from .behaviour.compiled import Compilation, compare_compiled
+from .behaviour.precompiled import compare_precompiled
 from .behaviour.records import Comparison
 from .behaviour.shipped import compare_binaries
 from .behaviour.steps import (
@@ -140,7 +141,7 @@ class Request:
     @property
     def wanted(self) -> Sequence[str]:
         """The parts that are compared."""
-        return self.parts or self.compared.parts
+        return self.parts or self.compared.usual_parts
 
     @property
     def compilation(self) -> Compilation | None:
@@ -264,7 +265,10 @@ def _steps(
         yield comparison
         comparison = compare_declarations(comparison, parts)
         yield comparison
-        comparison = compare_binaries(comparison, parts, request.cpu, watched.tell)
+        if package is not FLASHINFER_PACKAGE:
+            comparison = compare_binaries(comparison, parts, request.cpu, watched.tell)
+        elif BINARIES in parts:
+            comparison = compare_precompiled(comparison, sources, journal, watched.tell)
         yield comparison
         comparison = read_uses(comparison, sources, ending, watched.tell)
         for each in with_actions(comparison.findings, policy):
@@ -272,12 +276,7 @@ def _steps(
                 watched.found(f"{each.action}  {each.change}  {each.message}")
         known = {*package.parts, SURFACE, DECLARED, BEHAVIOUR, SPEED}
         left_out = (part for part in PARTS if part in known and part not in parts)
-        comparison = comparison.skipping(
-            {
-                part: "not asked for" if part in package.parts else inapplicable(package)
-                for part in left_out
-            }
-        )
+        comparison = comparison.skipping({part: _left_out(part, package) for part in left_out})
         yield comparison
         if package is FLASHINFER_PACKAGE:
             asked = request.compilation
@@ -290,6 +289,13 @@ def _steps(
         )
     else:
         yield comparison.skipping({SPEED: "goes with behaviour", **comparison.skipped})
+
+
+def _left_out(part: str, package: Package) -> str:
+    """Return why a part that was not asked for is not compared."""
+    if part not in package.parts:
+        return inapplicable(package)
+    return f"not asked for (--part {part})" if part in package.on_request else "not asked for"
 
 
 def _last(steps: Iterable[Comparison], comparison: Comparison, ending: Ending) -> Comparison:
@@ -366,7 +372,8 @@ def _refuse_inapplicable(request: Request) -> None:
     parts = [f"--part {part}" for part in request.parts if part not in package.parts]
     of_flashinfer = {"--uses": request.uses, "--compile": request.compiled, "--unit": request.units}
     others = [option for option, given in of_flashinfer.items() if given]
-    if request.cpu and BINARIES not in package.parts:
+    libraries = package is not FLASHINFER_PACKAGE and BINARIES in package.parts
+    if request.cpu and not libraries:
         message = f"--cpu {inapplicable(package)}"
         raise UsageRefusedError(message)
     if parts or (others and package is not FLASHINFER_PACKAGE):

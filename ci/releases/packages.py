@@ -31,6 +31,7 @@ class Package:
         judged: which implementations a release may change: ``PROVIDED``, ``COMPILED`` or
             ``EVERYTHING``.
         parts: the parts of ``PARTS``, those that a comparison has.
+        on_request: those of them that are compared only if they are named.
         whole: whether a side that is an interpreter makes all implementations judged, whatever
             package they come from.
         sources: whether a release is its Python files only, which nothing is to import as a whole.
@@ -44,11 +45,17 @@ class Package:
     module: str
     judged: str
     parts: tuple[str, ...] = (SURFACE, BEHAVIOUR, SPEED)
+    on_request: tuple[str, ...] = ()
     whole: bool = False
     sources: bool = False
     kept: tuple[str, ...] = (".py", ".dist-info/METADATA", ".dist-info/RECORD")
     unfetched: str = ""
     stands_alone: bool = True
+
+    @property
+    def usual_parts(self) -> tuple[str, ...]:
+        """The parts that are compared if none is named."""
+        return tuple(part for part in self.parts if part not in self.on_request)
 
     @property
     def libraries_only(self) -> bool:
@@ -71,7 +78,8 @@ FLASHINFER_PACKAGE = Package(
     FLASHINFER,
     "flashinfer",
     PROVIDED,
-    parts=(SURFACE, DECLARED, BEHAVIOUR, SPEED),
+    parts=(SURFACE, DECLARED, BINARIES, BEHAVIOUR, SPEED),
+    on_request=(BINARIES,),  # some 800 MB to download, and minutes of questions
     whole=True,
 )
 """The package that is compared if no other is named."""

@@ -19,10 +19,14 @@ AXIS = 160
 """Width of a picture of ratios of time; pixels."""
 METER = 120
 """Width of a picture of a part; pixels."""
+SHARES = 480
+"""Width of a picture of all parts of a whole; pixels."""
 CELL, WIDEST, TALLEST = 24, 300, 288
 """Most pixels of a map's cell, of all its columns and of all its rows."""
 LEAST_BAR = 0.06
 """Least part of its half that a bar takes which stands for something."""
+LEAST_SHARE = 0.01
+"""Least part of a picture of shares that one takes which stands for something."""
 LEVELS = (0.1, 1.0, 10.0, 1000.0)
 """Edges of the levels of error over bound: each is the largest ratio of its level."""
 LEVEL_WORDS = ("up to 0.1", "up to 1", "up to 10", "up to 1,000", "above, or NaN")
@@ -136,6 +140,29 @@ def meter(title: str, part: int, whole: int) -> Markup:
         shape("rect", class_="second", x=0, y=0, width=filled, height=8, rx=2),
     ]
     return picture(METER, 8, title, f"{part:,} of {whole:,}.", parts)
+
+
+def shares(title: str, description: str, parts: Sequence[tuple[str, int]]) -> Markup:
+    """Draw the parts of a whole side by side, each as wide as its share; empty ones are left out.
+
+    Args:
+        title: the title of the picture.
+        description: the description of it, in words.
+        parts: class and count of each part.
+    """
+    some = [(class_, count) for class_, count in parts if count]
+    whole = sum(count for _, count in some)
+    least = LEAST_SHARE * SHARES
+    free = SHARES - least * len(some)
+
+    def drawn() -> Iterator[Markup]:
+        at = 0.0
+        for class_, count in some:
+            width = least + free * count / whole
+            yield shape("rect", class_=class_, x=at, y=0, width=width - 1, height=BAR, rx=1)
+            at += width
+
+    return picture(SHARES, BAR, title, description, drawn())
 
 
 def level(ratio: float) -> int:

@@ -30,6 +30,8 @@ from .questions import Call, calls_of
 
 CHIPS: Mapping[int, int] = {100: 148, 103: 148}
 """Multiprocessors by chip. The selection counts how many clusters fit into them."""
+SHARED_MEMORY = 232448
+"""Most bytes of shared memory that a block may have on each of ``CHIPS``."""
 DIES, NOT_ASKED = "host dies", "not asked"
 OUTCOMES = (RUNS, RAISES, RAISES_FOR_SOME, DIES, NOT_ASKED)
 """What becomes of a kind of call: all of its calls launch a kernel; none does; some do not; the
@@ -172,6 +174,7 @@ def _ask(
     request = {
         "sm": sm,
         "multiprocessors": CHIPS[sm],
+        "shared_memory": SHARED_MEMORY,
         "driver": str(build.driver),
         "launcher": str(build.launcher),
         "shipped": sorted(kernels.shipped),

@@ -36,8 +36,6 @@ WORKSPACE_BYTES = 256 << 20
 PAGES = 8
 """Pages of a cache. Nothing reads it, so that block tables may name more than there are."""
 WINDOW = 127
-SHARED_MEMORY = 232448
-"""Most bytes of shared memory that a block may have on SM100 and SM103."""
 SCALES = ("kv_block_scales", "kv_cache_sf")
 """The parameter for the scales of an NVFP4 cache, until 0.6.7 and from 0.6.8."""
 CELL_SECONDS = 30
@@ -62,11 +60,11 @@ class Driver(Protocol):
 class RecordingDriver:
     """The recording driver, as a library in this process."""
 
-    def __init__(self, library: str, sm: int, multiprocessors: int) -> None:
+    def __init__(self, library: str, sm: int, multiprocessors: int, shared_memory: int) -> None:
         # Global: the launcher's library, which is loaded later, finds its CUDA in it.
         self._library = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
         self._library.recording_log.restype = ctypes.c_char_p
-        self._library.recording_chip(sm, multiprocessors, SHARED_MEMORY)
+        self._library.recording_chip(sm, multiprocessors, shared_memory)
 
     def clear(self) -> None:
         """Forget what was recorded."""
@@ -248,10 +246,11 @@ def open_host(request: Mapping[str, Any]) -> Host:
     """Import the release that is first on the path, and put the recording driver under it.
 
     Args:
-        request: chip (``sm``, ``multiprocessors``), libraries (``driver``, ``launcher``), and the
-            names of the kernels that are ``shipped``.
+        request: chip (``sm``, ``multiprocessors``, ``shared_memory``), libraries (``driver``,
+            ``launcher``), and the names of the kernels that are ``shipped``.
     """
-    driver = RecordingDriver(request["driver"], request["sm"], request["multiprocessors"])
+    chip = (request[name] for name in ("sm", "multiprocessors", "shared_memory"))
+    driver = RecordingDriver(request["driver"], *chip)
     # Imported behind the driver, and only here: this process is for one release.
     import flashinfer.decode
     import flashinfer.mla

@@ -219,6 +219,7 @@ class Comparison:
         findings: the findings in the order of the parts.
         features: the matrix of the report; None where it could not be made.
         engines: what was read of engines' sources, for the report.
+        kernels: what became of precompiled kernels, by chip, see ``precompiled``.
         compiled: records of modules that were compiled, see ``compiled.compile_both``.
         compared: the comparisons by implementation.
         cuts: what the end of the comparison left out, by implementation.
@@ -238,6 +239,7 @@ class Comparison:
     findings: tuple[Finding, ...] = ()
     features: Mapping[str, Any] | None = None
     engines: Sequence[Mapping[str, Any]] = ()
+    kernels: Sequence[Mapping[str, Any]] = ()
     compiled: Sequence[Mapping[str, Any]] = ()
     compared: Sequence[Compared] = ()
     cuts: Sequence[Cut] = ()

@@ -75,6 +75,7 @@ def to_json(
         command=command,
         code=learned.code if verdict.verdict == UNDECIDED else 0,
         engines=learned.engines,
+        kernels=learned.kernels,
         package=learned.package,
     )
 
@@ -124,6 +125,7 @@ def assemble(
     command: str,
     code: int = 0,
     engines: Sequence[Mapping[str, Any]] = (),
+    kernels: Sequence[Mapping[str, Any]] = (),
     package: Package = FLASHINFER_PACKAGE,
 ) -> dict[str, Any]:
     """Put a report together; ``merge`` does too."""
@@ -142,6 +144,7 @@ def assemble(
         "not_tested": list(not_tested),
         "failures": list(failures),
         "engines": list(engines),
+        "kernels": list(kernels),
         "policy": {
             **policy.to_json(),
             "rules": list(RULES),

@@ -116,6 +116,7 @@ def join(
         command=command,
         code=code,
         engines=engines or _engines(reports),
+        kernels=_kernels(reports),
         package=next(each for each in PACKAGES.values() if each.distribution == distribution),
     )
 
@@ -139,6 +140,15 @@ def _engines(reports: Sequence[Report]) -> list[Mapping[str, Any]]:
     """Return the engines' sources that any of the reports read."""
     read = (each for report in reports for each in report.get("engines", ()))
     return list({_engine(each): each for each in read}.values())
+
+
+def _kernels(reports: Sequence[Report]) -> list[Mapping[str, Any]]:
+    """Return what became of precompiled kernels: of each chip what the first report says."""
+    known = (each for report in reports for each in report.get("kernels", ()))
+    by_chip: dict[Chip, Mapping[str, Any]] = {}
+    for each in known:
+        by_chip.setdefault(each["chip"], each)
+    return [by_chip[chip] for chip in sorted(by_chip, key=chip_order)]
 
 
 def _engine(read: Mapping[str, Any]) -> tuple[object, ...]:

@@ -20,6 +20,7 @@ from ...reports.summary import short_issue, shortened
 from ..behaviour.speed import memory_sentences
 from ..surface.uses import CHANGES_FELT
 from ..verdicts.findings import ACTIONS, engines_in_words, spared, uses_in_words
+from .kernels import meaning
 
 
 class Look(NamedTuple):
@@ -255,6 +256,7 @@ def _ran(report: Mapping[str, Any], *, whole: bool) -> Iterator[Line]:
     """Yield what ran on each machine, which sources were read, and what was not tested."""
     for machine in report["machines"]:
         yield from _machine(machine, whole=whole)
+    yield from (Line("kernels", meaning(each)) for each in report.get("kernels", ()))
     yield from (Line("engine", told) for told in engines_in_words(report))
     for name in report["policy"]["unused"]:
         yield Line("policy", f"nothing was found that accept {name!r} is about")

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
+from ...binaries.flashinfer.changes import CALL_STATES
 from ...console.rendering import number, render
 from ...reports.outline import filled
 from ...reports.pictures import histogram, time_ratio
 from ..behaviour.speed import memory_sentences
 from ..sides.releases import SIDES
+from .kernels import kernels_of
 from .outline import (
     LOOKS,
     NOBODY,
@@ -80,6 +82,8 @@ def to_page(report: Mapping[str, Any]) -> str:
             }
             for each in report["machines"]
         ],
+        call_states=CALL_STATES,
+        kernels=[kernels_of(each) for each in report.get("kernels", ())],
         policy=policy,
     )
 

@@ -317,6 +317,28 @@ class PolicyPart(msgspec.Struct):
     unused: list[str]
 
 
+class BuildKernels(msgspec.Struct):
+    """What became of the precompiled kernels of one build."""
+
+    build: str
+    kept: int
+    rebuilt: int
+    gone: int
+    new: int
+    resized: int
+    too_large: tuple[int, int]
+
+
+class ChipKernels(msgspec.Struct):
+    """What became of the precompiled kernels for a chip, and of calls by function and state."""
+
+    chip: Chip
+    level: str
+    artifacts: dict[str, str]
+    builds: list[BuildKernels]
+    calls: list[dict[str, str | int]]
+
+
 class Report(msgspec.Struct):
     """A report."""
 
@@ -336,6 +358,7 @@ class Report(msgspec.Struct):
     date: str
     command: str
     engines: list[EngineSource] = []
+    kernels: list[ChipKernels] = []
     package: Annotated[str, one_of(DISTRIBUTIONS)] = FLASHINFER
 
 

@@ -16,6 +16,7 @@ from .comparison import moved_positions, positional_names, renamed_parameters
 from .engine_files import FLASHINFER, EngineFile, read_engine
 from .engine_modules import UNKNOWN, Engine, string
 from .engine_names import ALL, CALL, COPY, IMPORT, NAME, NUMBER, TEXT, VALUE, Mention, Names
+from .launching import WRAPPERS, names_of
 
 MOST_PLACES = 5
 """Places that a finding names."""
@@ -100,6 +101,8 @@ def _words(found: Finding) -> set[str]:
         return {found.subject, _snake(found.subject)}
     if found.change == "name-removed":
         return set()
+    if CHANGES_FELT.get(found.change) is _launches:
+        return set(names_of(found.subject))
     *_, owner, name = ["", *found.subject.split(".")]
     return {owner} if name == "__init__" else {name}
 
@@ -206,6 +209,16 @@ def _mentions(names: Names, subject: str) -> Iterator[Mention]:
 
 def _any(found: Finding, names: Names) -> list[Mention]:
     return list(_mentions(names, found.subject))
+
+
+def _launches(found: Finding, names: Names) -> list[Mention]:
+    """Return the places that name a function that launches kernels, or a class that may do so."""
+    felt = _any(found, names)
+    wrapper = WRAPPERS.get(found.subject)
+    for each in _mentions(names, wrapper) if wrapper else ():
+        if each.name != ALL:
+            felt.append(replace(each, kind=VALUE, how=f"{each.how}, perhaps of trtllm-gen"))
+    return felt
 
 
 def _removed_names(found: Finding, names: Names) -> list[Mention]:
@@ -406,5 +419,7 @@ CHANGES_FELT: Mapping[str, Callable[[Finding, Names], list[Mention]]] = {
     "name-removed": _removed_names,
     "refusal-added": _any,
     "refusal-removed": _any,
+    **dict.fromkeys(("calls-die", "calls-raise", "calls-rebuilt", "calls-rerouted"), _launches),
+    "calls-gained": _launches,
 }
 """Changes that an engine's source may use, and the places that feel each."""

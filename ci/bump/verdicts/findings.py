@@ -88,6 +88,29 @@ CHANGES: Mapping[str, Change] = {
         "binaries", REPORT, "kernels are gone of which the same functions have others"
     ),
     "kernel-gained": Change("binaries", REPORT, "kernels of a library have code for a chip now"),
+    "calls-raise": Change("binaries", BLOCK, "calls that launched a precompiled kernel raise now"),
+    "calls-die": Change(
+        "binaries", BLOCK, "the host dies in calls that launched a precompiled kernel"
+    ),
+    "calls-rebuilt": Change(
+        "binaries", CONDITION, "calls launch kernels of the same names with other bits"
+    ),
+    "calls-rerouted": Change("binaries", CONDITION, "calls launch kernels of other names"),
+    "calls-unasked": Change(
+        "binaries", CONDITION, "kernels were rebuilt, and which calls launch them is not known"
+    ),
+    "calls-gained": Change("binaries", REPORT, "calls that raised launch precompiled kernels now"),
+    "listed-rebuilt": Change(
+        "binaries", REPORT, "precompiled kernels have other bits under the same names"
+    ),
+    "listed-gone": Change("binaries", REPORT, "precompiled kernels are listed no more"),
+    "listed-new": Change("binaries", REPORT, "precompiled kernels are listed for the first time"),
+    "listed-resized": Change(
+        "binaries", REPORT, "precompiled kernels ask for other shared memory under the same names"
+    ),
+    "listed-too-large": Change(
+        "binaries", REPORT, "precompiled kernels ask for more shared memory than a block may have"
+    ),
     "new-failure": Change("behaviour", BLOCK, "right with the baseline, wrong with the candidate"),
     "worse-failure": Change("behaviour", BLOCK, "wrong with both, and hangs or dies now"),
     "candidate-only-failure": Change(

@@ -1,0 +1,42 @@
+"""The functions of FlashInfer that launch precompiled attention kernels, and what leads to them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from .engine_files import EngineFile
+
+DECODE = "decode.trtllm_batch_decode_with_kv_cache"
+CONTEXT = "prefill.trtllm_batch_context_with_kv_cache"
+RAGGED = "prefill.trtllm_ragged_attention_deepseek"
+LATENT = "mla.trtllm_batch_decode_with_kv_cache_mla"
+LAUNCHERS: Mapping[tuple[str, str], str] = {
+    ("paged_attention", "decode"): DECODE,
+    ("paged_attention", "prefill"): CONTEXT,
+    ("ragged_attention", "prefill"): RAGGED,
+    ("mla", "decode"): LATENT,
+}
+"""Functions by the operation and phase of the kinds of call that they take."""
+WRAPPERS: Mapping[str, str] = {
+    DECODE: "decode.BatchDecodeWithPagedKVCacheWrapper",
+    CONTEXT: "prefill.BatchPrefillWithPagedKVCacheWrapper",
+}
+"""Classes whose backend ``trtllm-gen`` launches the same kernels, by the function that does."""
+
+
+def names_of(function: str) -> tuple[str, ...]:
+    """Return the last parts of the names by which an engine may launch a function's kernels."""
+    leading = filter(None, (function, WRAPPERS.get(function)))
+    return tuple(each.rpartition(".")[2] for each in leading)
+
+
+def functions_named(files: Iterable[EngineFile]) -> tuple[str, ...]:
+    """Return the functions that some file may call; all of them if there is no file."""
+    texts = [each.data or b"" for each in files]
+
+    def named(function: str) -> bool:
+        pattern = re.compile(rf"\b(?:{'|'.join(names_of(function))})\b".encode())
+        return any(map(pattern.search, texts))
+
+    return tuple(each for each in LAUNCHERS.values() if not texts or named(each))
