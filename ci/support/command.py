@@ -45,6 +45,11 @@ FIELDS: dict[str, tuple[str, str]] = {
     "--activation": ("NAME", "Of a MoE: swiglu, relu2, ..."),
     "--quantisation": ("NAME", "Of a MoE's weights: none, nvfp4, ..."),
     "--routing": ("NAME", "Routing method: renormalize, deepseek_v3, ..."),
+    "--num-experts": ("N", "Experts of a MoE."),
+    "--top-k": ("N", "Experts a token."),
+    "--hidden-size": ("N", "Channels of a token."),
+    "--intermediate-size": ("N", "Channels of an expert's inner layer."),
+    "--weights-on-input": ("", "Routing weights scale the tokens before the experts."),
 }
 """Options of the fields of a feature, each with the placeholder of its value, which a switch does
 not have, and its help."""

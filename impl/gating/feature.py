@@ -121,8 +121,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "routing": ROUTINGS,
 }
 """What each named field may hold."""
-INTEGERS = ("head_dim_qk", "head_dim_vo", "page_size", "group_size", "query_len")
-SWITCHES = ("window", "soft_cap", "sinks", "ragged_queries")
+SIZES = ("num_experts", "top_k", "hidden_size", "intermediate_size")
+"""Sizes of a MoE, which a question may leave out."""
+INTEGERS = ("head_dim_qk", "head_dim_vo", "page_size", "group_size", "query_len", *SIZES)
+SWITCHES = ("window", "soft_cap", "sinks", "ragged_queries", "weights_on_input")
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,11 @@ class Feature:
         activation: the activation of a MoE, one of ``ACTIVATIONS``.
         quantisation: the quantisation of a MoE's weights, one of ``QUANTISATIONS``.
         routing: routing method, one of ``ROUTINGS``.
+        num_experts, top_k: experts of a MoE, and experts a token; 0 where the question leaves them
+            out, as conditions on their least value and on multiples do not refuse.
+        hidden_size, intermediate_size: channels of a token, and of an expert's inner layer; 0
+            likewise.
+        weights_on_input: whether a token is scaled by its routing weight before the experts.
 
     Raises:
         ValueError: a field holds what it cannot; the message names the field and its choices.
@@ -185,6 +192,11 @@ class Feature:
     activation: str = "swiglu"
     quantisation: str = "none"
     routing: str = "renormalize"
+    num_experts: int = 0
+    top_k: int = 0
+    hidden_size: int = 0
+    intermediate_size: int = 0
+    weights_on_input: bool = False
 
     def __post_init__(self) -> None:
         """Read aliases and refuse what no call can ask for."""
@@ -205,8 +217,9 @@ class Feature:
                 raise ValueError(wrong(name, getattr(self, name), choices))
         for name in INTEGERS:
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                message = f"{name} is {value!r}; it must be an integer of at least 1"
+            least = 0 if name in SIZES else 1
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                message = f"{name} is {value!r}; it must be an integer of at least {least}"
                 raise ValueError(message)
         for name in SWITCHES:
             if not isinstance(getattr(self, name), bool):

@@ -130,3 +130,66 @@ def test_chips_and_releases(
     found = find_implementation(f"flashinfer-{name}")
     assert found.refusal(problem, on(*allowed)) is None
     assert str(found.refusal(problem, on(*refused))).startswith("the support rules: ")
+
+
+class TestSizesOfExperts:
+    """What depends on sizes, which a question may leave out."""
+
+    feature = Feature("moe", "trtllm-gen", quantisation="fp8_block", routing="deepseek_v3")
+
+    @pytest.mark.parametrize(
+        ("sizes", "rule"),
+        [
+            ({}, ""),
+            ({"num_experts": 256, "top_k": 8, "intermediate_size": 2048}, ""),
+            ({"num_experts": 512, "top_k": 22}, ""),
+            ({"top_k": 22}, ""),
+            ({"num_experts": 256, "top_k": 9}, "trtllm-moe-fp8-block-top-k-deepseek"),
+            ({"num_experts": 512, "top_k": 23}, "trtllm-moe-fp8-block-top-k-deepseek-many"),
+            ({"routing": "renormalize", "top_k": 33}, "trtllm-moe-fp8-block-top-k"),
+            ({"weights_on_input": True}, "trtllm-moe-weights-on-input"),
+        ],
+    )
+    def test_they_decide_where_they_are_given(self, sizes: dict[str, Any], rule: str) -> None:
+        decision = decide(replace(self.feature, **sizes), on(100, "0.6.13"))
+        assert (decision.supported, decision.rule if rule else "") == (not rule, rule)
+
+    @pytest.mark.parametrize(
+        ("routing", "most", "rule"),
+        [
+            ("deepseek_v3", 8, "trtllm-moe-fp8-block-top-k-deepseek-0.6.6"),
+            ("renormalize_naive", 10, "trtllm-moe-fp8-block-top-k-0.6.6"),
+        ],
+    )
+    def test_an_older_release_routes_to_fewer(self, routing: str, most: int, rule: str) -> None:
+        feature = replace(self.feature, routing=routing, num_experts=512)
+        assert decide(replace(feature, top_k=most), on(100, "0.6.6")).supported
+        assert decide(replace(feature, top_k=most + 1), on(100, "0.6.6")).rule == rule
+        assert decide(replace(feature, top_k=most + 1), on(100, "0.6.7")).supported
+
+    @pytest.mark.parametrize("sizes", [{"num_experts": 126}, {"intermediate_size": 704}])
+    def test_widths_that_no_kernel_takes_are_not_allowed(self, sizes: dict[str, int]) -> None:
+        assert decide(replace(self.feature, **sizes), on(100, "0.6.13")).status == "unknown"
+
+    def test_weights_on_the_input_need_an_argument_for_them(self) -> None:
+        cutlass = Feature("moe", "cutlass", weights_on_input=True)
+        assert decide(cutlass, on(90, "0.6.13")).rule == "cutlass-moe-weights-on-input"
+        llama4 = Feature(
+            "moe",
+            "trtllm-gen",
+            quantisation="fp8_per_tensor",
+            routing="llama4",
+            weights_on_input=True,
+        )
+        assert decide(llama4, on(100, "0.6.13")).supported
+
+    def test_the_command_asks_by_them(self) -> None:
+        words = ["--sm", "100", "--backend", "trtllm-gen", "--operation", "moe", "--quantisation",
+                 "fp8_block", "--routing", "deepseek_v3", "--num-experts", "256",
+                 "--require"]  # fmt: skip
+        assert support.main([*words, "--top-k", "8"], standalone_mode=False) == 0
+        assert support.main([*words, "--top-k", "9"], standalone_mode=False) == 1
+
+    def test_a_negative_size_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="top_k is -1; it must be an integer of at least 0"):
+            Feature("moe", top_k=-1)
