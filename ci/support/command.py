@@ -6,7 +6,7 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +57,7 @@ NUMBERS = ("D", "N")
 """Placeholders of whole numbers."""
 WITHOUT_COMPLETION = ("--kv-storage",)
 SECTIONS = {
-    "Chips and releases": ("--sm", "--cpu", "--flashinfer", "--against"),
+    "Chips and releases": ("--sm", "--cpu", "--flashinfer", "--against", "--triton"),
     "The call": ("--model", *FIELDS),
     "What to answer": (
         "--require",
@@ -119,6 +119,9 @@ def feature_options(command: Callable[..., int]) -> Callable[..., int]:
     help="Release of FlashInfer; by default the newest that the rules know.",
 )
 @click.option("--against", metavar="VERSION", help="Show only what this other release changes.")
+@click.option(
+    "--triton", default="", metavar="VERSION", help="Triton of Triton kernels; a recent one if not."
+)
 @click.option(
     "--model",
     metavar="NAME",
@@ -190,6 +193,8 @@ def support(
     making = {name: options.pop(name) for name in ("units", "jobs")}
     _refuse(making if compiled is None else {}, "goes with --compile")
     _refuse({"cpu": cpu} if binaries is None else {}, "goes with --binaries")
+    others = {"--compile": compiled, "--binaries": binaries, "--declared": declared}
+    triton = _checked_triton(options.pop("triton"), others)
     if compiled is not None:
         return _compile(releases, compiled, outputs=outputs, **making)
     if binaries is not None:
@@ -215,10 +220,10 @@ def support(
         _check_release(flag, release)
     try:
         if explained:
-            return _explain(asked, version, chips, book, model)
+            return _explain(asked, version, chips, book, model, triton)
         rows, left_out = _rows(asked) if model is None else _of_model(model, asked)
-        made = _decide(rows, version, chips, book)
-        other = _decide(rows, against, chips, book) if against else None
+        made = _decide(rows, version, chips, book, triton)
+        other = _decide(rows, against, chips, book, triton) if against else None
     except ValueError as error:
         message = f"{_flag_of(error)}{error}"
         raise UsageRefusedError(message) from error
@@ -309,6 +314,15 @@ def _check_release(flag: str, version: str) -> None:
         raise UsageRefusedError(message) from error
 
 
+def _checked_triton(version: str, others: Mapping[str, Any]) -> str:
+    """Return the version of Triton that was given; it goes with none of some other options."""
+    if version:
+        for option in (name for name, value in others.items() if value):
+            _refuse({"triton": version}, f"does not go with {option}")
+        _check_release("--triton", version)
+    return version
+
+
 def _flag_of(error: ValueError) -> str:
     """Return the flag whose value an error names first, with a colon."""
     field = str(error).partition(" ")[0]
@@ -364,11 +378,15 @@ def chips_of(text: str | None) -> tuple[int | None, ...]:
 
 
 def _decide(
-    rows: Sequence[Row], version: str, chips: tuple[int | None, ...], book: RuleBook
+    rows: Sequence[Row],
+    version: str,
+    chips: tuple[int | None, ...],
+    book: RuleBook,
+    triton: str,
 ) -> Matrix:
     from .rows import matrix
 
-    return matrix(iter(rows), version, chips, book)
+    return matrix(iter(rows), version, chips, book, triton)
 
 
 def _rows(asked: dict[str, Any]) -> tuple[list[Row], tuple[str, ...]]:
@@ -402,6 +420,7 @@ def _explain(
     chips: tuple[int | None, ...],
     book: RuleBook,
     model: str | None,
+    triton: str,
 ) -> int:
     from ...impl.gating import Feature
     from ..console.terminal import console
@@ -414,7 +433,8 @@ def _explain(
     if len(chips) != 1:
         message = "--explain needs one chip: --sm 103"
         raise UsageRefusedError(message)
-    print_explanation(console(sys.stdout), Feature(**asked), target_of(chips[0], version), book)
+    target = target_of(chips[0], version, triton)
+    print_explanation(console(sys.stdout), Feature(**asked), target, book)
     return CONFORMING
 
 

@@ -150,14 +150,18 @@ def rows_like(asked: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def matrix(
-    rows: Iterator[Row], version: str, chips: tuple[int | None, ...], book: RuleBook
+    rows: Iterator[Row],
+    version: str,
+    chips: tuple[int | None, ...],
+    book: RuleBook,
+    triton: str = "",
 ) -> Matrix:
     """Decide every cell.
 
     Raises:
-        ValueError: the version is none by PEP 440.
+        ValueError: a version is none by PEP 440.
     """
-    return matrix_of(rows, version, [target_of(chip, version) for chip in chips], book)
+    return matrix_of(rows, version, [target_of(chip, version, triton) for chip in chips], book)
 
 
 def matrix_of(
@@ -174,9 +178,10 @@ def matrix_of(
     return Matrix(version, tuple(target.sm for target in targets), tuple(decided))
 
 
-def target_of(chip: int | None, version: str) -> Target:
+def target_of(chip: int | None, version: str, triton: str = "") -> Target:
     """Return the machine of a column: recent CUDA and Triton, so that chip and release decide."""
-    return Target(sm=chip, flashinfer=version, cuda=CUDA if chip else None, triton=TRITON)
+    cuda = CUDA if chip else None
+    return Target(sm=chip, flashinfer=version, cuda=cuda, triton=triton or TRITON)
 
 
 CUDA, TRITON = "13.0", "3.6.0"

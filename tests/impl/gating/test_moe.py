@@ -168,7 +168,7 @@ class TestSizesOfExperts:
         assert decide(replace(feature, top_k=most + 1), on(100, "0.6.7")).supported
 
     @pytest.mark.parametrize("sizes", [{"num_experts": 126}, {"intermediate_size": 704}])
-    def test_widths_that_no_kernel_takes_are_not_allowed(self, sizes: dict[str, int]) -> None:
+    def test_widths_that_no_kernel_takes_are_not_allowed(self, sizes: dict[str, Any]) -> None:
         assert decide(replace(self.feature, **sizes), on(100, "0.6.13")).status == "unknown"
 
     def test_weights_on_the_input_need_an_argument_for_them(self) -> None:
@@ -189,6 +189,16 @@ class TestSizesOfExperts:
                  "--require"]  # fmt: skip
         assert support.main([*words, "--top-k", "8"], standalone_mode=False) == 0
         assert support.main([*words, "--top-k", "9"], standalone_mode=False) == 1
+
+    def test_the_version_of_triton_decides_on_the_engines_kernels_too(self) -> None:
+        words = ["--sm", "100", "--backend", "engine-triton", "--operation", "moe", "--require"]
+        for version, code in (("3.2.0", 1), ("3.3.0", 0)):
+            assert support.main([*words, "--triton", version], standalone_mode=False) == code
+        for given, said in (
+            (["--triton", "new"], "--triton: 'new' is no version by PEP 440"),
+            (["--triton", "3.3.0", "--declared", "0.6.7"], "--triton does not go with --declared"),
+        ):
+            assert said in CliRunner().invoke(support, given).output
 
     def test_a_negative_size_is_refused(self) -> None:
         with pytest.raises(ValueError, match="top_k is -1; it must be an integer of at least 0"):
