@@ -17,6 +17,7 @@ from ...binaries.wheels.libraries import (
     NATIVE,
     NOTHING,
     SERVED,
+    STATUSES,
     STUB,
     Kernel,
     Library,
@@ -100,7 +101,7 @@ def binary_findings(
     now = {library.stem: library for library in after}
     everywhere = [kernel for library in after for kernel in library.kernels]
     for library in before:
-        then = now.get(library.stem)
+        then = now.get(library.stem) or _moved(library, after)
         kernels = then.kernels if then else everywhere
         found: dict[tuple[str, str], list[tuple[int, list[Kernel]]]] = {}
         for sm in chips:
@@ -110,9 +111,18 @@ def binary_findings(
             yield _finding(change, named, where, library, then)
 
 
+def _moved(library: Library, after: Sequence[Library]) -> Library | None:
+    """Return the one library that has the name of another in some other folder."""
+    name = Path(library.stem).name
+    found = [each for each in after if Path(each.stem).name == name]
+    return found[0] if len(found) == 1 else None
+
+
 def _changes(before: Sequence[Kernel], after: Sequence[Kernel], sm: int) -> dict[str, list[Kernel]]:
     """Return the kernels of each change on a chip."""
-    known = {same_name(each.name): each for each in after}
+    known: dict[str, list[Kernel]] = {}
+    for each in after:  # several in anonymous namespaces may have one name, each for its chips
+        known.setdefault(same_name(each.name), []).append(each)
     served, serves = _functions(before, sm), _functions(after, sm)
     found: dict[str, list[Kernel]] = {}
     had = set[str]()
@@ -121,20 +131,22 @@ def _changes(before: Sequence[Kernel], after: Sequence[Kernel], sm: int) -> dict
         if was not in SERVED:
             continue
         had.add(name)
-        there = known.get(name)
-        is_now = there.status(sm, whole_elsewhere=kernel.whole) if there else NOTHING
+        there = known.get(name, ())
+        found_now = {each.status(sm, whole_elsewhere=kernel.whole) for each in there}
+        is_now = next((status for status in STATUSES if status in found_now), NOTHING)
         if is_now == STUB:
             change = EMPTIED
         elif is_now == NOTHING:
             # Other template arguments under another name; fewer of them are some that went.
-            as_many = there is None and serves[function] >= served[function]
+            as_many = not there and serves[function] >= served[function]
             change = REPLACED if as_many else LOST
         elif is_now == JIT and was in {NATIVE, FAMILY}:
             change = LATE
         else:
             continue
         found.setdefault(change, []).append(kernel)
-    gained = [each for name, each in known.items() if name not in had and each.status(sm) in SERVED]
+    new = (kernel for name, kernels in known.items() if name not in had for kernel in kernels)
+    gained = [kernel for kernel in new if kernel.status(sm) in SERVED]
     return {**found, **({NEW: gained} if gained else {})}
 
 
@@ -160,6 +172,8 @@ def _finding(
     }
     if then is None:
         told += "; the candidate has no such library"
+    elif then.stem != library.stem:
+        told += f"; the library is {then.stem} now"
     elif gone := sorted({*library.targets()} - {*then.targets()}):
         told += f"; targets that went: {', '.join(gone)}"
     return finding(

@@ -189,6 +189,25 @@ def test_seeded_faults_are_found(fault: str) -> None:
     assert expected in changes(OLD, after, 90, 103)
 
 
+def test_kernels_of_one_name_in_several_files_have_each_its_chips() -> None:
+    hidden = [f"_GLOBAL__N__{each * 8}_4_a_cu_{each * 8}" for each in "12"]
+    hopper, blackwell = (f"_ZN3our{len(each)}{each}4normEPf" for each in hidden)
+    same = lib({"90a": {hopper: WHOLE}, "100f": {blackwell: WHOLE}})
+    assert changes(same, same, 90, 100) == {}
+    assert changes(same, lib({"100f": {blackwell: WHOLE}}), 90, 100) == {("kernel-lost", (90,)): 1}
+
+
+def test_a_library_in_another_folder_is_the_same_library() -> None:
+    old, new = read_library(OLD, "x/lib/ops.so"), read_library(NEW, "x/ops.so")
+    assert old is not None
+    assert new is not None
+    (found,) = (
+        each for each in binary_findings([old], [new], [90]) if each.change != "kernel-gained"
+    )
+    assert found.message.endswith("; the library is x/ops now")
+    assert found.candidate["targets"]
+
+
 def test_a_bump_says_what_became_stubs(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for version, data in {"0.4.3": OLD, "0.4.4": NEW}.items():
         wheel(kept, version, {"sgl_kernel/common_ops.abi3.so": data})
