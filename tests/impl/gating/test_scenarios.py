@@ -473,7 +473,7 @@ def test_reports_are_many_and_named() -> None:
         # What a report says, the release's own choice of a kernel may bear out.
         assert rule.issues or rule.evidence != "reported", rule.id
         assert not rule.issues or rule.evidence in {"reported", "selected"}, rule.id
-        begins = ("https://", "flashinfer-python ", "vllm ", "kernelproof: ")
+        begins = ("https://", "flashinfer-python ", "vLLM ", "kernelproof: ")
         assert rule.source.startswith(begins), rule.id
         assert not rule.reason.endswith("."), rule.id
 
