@@ -82,6 +82,8 @@ FAR_SLOTS = "far_slots"
 """Feature of slots that do not fit into int32."""
 E8M0_SCALES, SWIZZLED_SCALES = "e8m0_scales", "swizzled_scales"
 """Features of quantisers whose scales are codes, and lie in tiles."""
+E2M1_CODES, E4M3_SCALES, POWER_RULES = "e2m1_codes", "e4m3_scales", "power_rules"
+"""Features of quantisers to four bits."""
 INT32_SLOTS = 2**31
 """Slots that int32 can count."""
 ALGEBRA = "float64_algebra"
@@ -178,7 +180,10 @@ DRAWN = {
     "padded_widths": "weights, and it may be hidden states, are wider than `inputs.hidden_size` "
     "and `inputs.inter_size`, with zeros behind these; the result has `hidden_size` channels",
     E8M0_SCALES: "quantize: scales are uint8 codes of powers of two",
-    SWIZZLED_SCALES: "with `e8m0_scales`: `inputs.scale_layout` is `swizzled`",
+    SWIZZLED_SCALES: "with scales of a byte: `inputs.scale_layout` is `swizzled`",
+    E2M1_CODES: "quantize: codes are e2m1, two a uint8, the even channel in the low nibble",
+    E4M3_SCALES: "with `e2m1_codes`: float8_e4m3fn scales beside `inputs.global_scale`",
+    POWER_RULES: "with `e2m1_codes` and `e8m0_scales`: another `inputs.to.power_rule` than `up`",
     FAR_SLOTS: "map_slots and prepare_batch: page ids whose slots do not fit into int32",
 }
 """Optional features by name, each with what a call has then; they are drawn only where named.
@@ -258,6 +263,9 @@ def _of_quantising(problem: QuantizeProblem) -> list[str]:
     needs = {
         E8M0_SCALES: problem.scale_format == "e8m0",
         SWIZZLED_SCALES: problem.scale_layout == "swizzled",
+        E2M1_CODES: problem.codes == "e2m1",
+        E4M3_SCALES: problem.scale_format == "e4m3",
+        POWER_RULES: problem.power_rule != "up",
     }
     return [name for name, needed in needs.items() if needed]
 

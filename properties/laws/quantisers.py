@@ -21,25 +21,26 @@ from .law import QUANTIZE, Law
 NOT_FINITE = (torch.nan, torch.inf, -torch.inf)
 MORE_TOKENS = 3
 """Tokens that another batch has more."""
-SIGN = 128
-"""The sign bit of a code in FP8."""
+SIGN, SIGN_OF_FP4 = 128, 8
+"""The sign bits of codes in FP8 and e2m1."""
 LARGEST_INT8 = 127
 Answer = tuple[torch.Tensor, "torch.Tensor | None"]
 """Codes, and scales where they are computed; clones, for a call may write where the last did."""
 
 
 def answered(subject: Subject, problem: QuantizeProblem, inputs: QuantizeInputs) -> Answer:
-    """Run a quantiser and return its codes and scales.
+    """Run a quantiser and return its codes, one by one, and its scales.
 
     Raises:
         Stop: it gave something else, or scales that lie otherwise than they are asked for.
     """
-    shape, strides = tuple(inputs.x.shape), inputs.scale_strides
+    strides = inputs.scale_strides
     found = subject.read(OPERATIONS["quantize"].pair, subject.call(problem, inputs))
     if isinstance(found, str):
         raise Stop(fail("shape", f"returned {found}"))
     codes = subject.usable("codes", found[0])
-    _check("codes", codes, shape, inputs.to.dtype)
+    _check("codes", codes, inputs.codes_shape, inputs.to.dtype)
+    codes = inputs.to.elements_of(codes)
     if inputs.scale is not None:
         return codes.clone(), None
     if found[1] is None:
@@ -70,7 +71,7 @@ def parity(subject: Subject, problem: QuantizeProblem) -> Verdict:
     arithmetic = subject.arithmetic_of(inputs)
     # The oracle looks first: a call may change its inputs.
     given = replace(inputs, x=inputs.x.clone())
-    scales = scale_bounds(given.x, given.to, arithmetic)
+    scales = scale_bounds(given.x, given.to, arithmetic, given.factor)
     return compare_quantised(given, arithmetic, scales, answered(subject, problem, inputs))
 
 
@@ -120,8 +121,11 @@ def not_finite(subject: Subject, problem: QuantizeProblem) -> Verdict:
 
 
 def _as_bytes(answer: Answer) -> Answer:
-    """Return codes as bytes, of which torch can take some."""
-    return answer[0].view(torch.uint8), answer[1]
+    """Return codes, and scales of a byte, as bytes, of which torch can take some."""
+    codes, scales = answer
+    if scales is not None and scales.element_size() == 1:
+        scales = scales.view(torch.uint8)
+    return codes.view(torch.uint8), scales
 
 
 def rows(subject: Subject, problem: QuantizeProblem) -> Verdict:
@@ -166,7 +170,11 @@ def signs(subject: Subject, problem: QuantizeProblem) -> Verdict:
             return VACUOUS
         pair = (wide[inside], scales), (wanted[inside], first[1])
     else:
-        pair = (codes.view(torch.uint8) ^ SIGN, scales), _as_bytes(first)
+        sign = SIGN_OF_FP4 if inputs.to.is_fp4 else SIGN
+        turned = codes.view(torch.uint8) ^ sign
+        if inputs.to.is_fp4 and subject.arithmetic_of(inputs).zeros == "unsigned":
+            turned = torch.where(codes % sign == 0, codes, turned)
+        pair = _as_bytes((turned, scales)), _as_bytes(first)
     return _same("of the negated matrix", *pair)
 
 

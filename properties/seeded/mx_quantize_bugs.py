@@ -43,15 +43,15 @@ def _codes(inputs: QuantizeInputs, exponents: torch.Tensor) -> torch.Tensor:
     return codes_of(inputs, inputs.x.float() / by)
 
 
-def _place(row: torch.Tensor, column: torch.Tensor, down: int, across: int) -> torch.Tensor:
+def place_of(row: torch.Tensor, column: torch.Tensor, down: int, across: int) -> torch.Tensor:
     """Return where a scale lies among those of all tiles."""
     del down
     tile = row // ROWS * across + column // COLUMNS
     return tile * ROWS * COLUMNS + row % 32 * 16 + row % ROWS // 32 * COLUMNS + column % COLUMNS
 
 
-def _laid_out(
-    inputs: QuantizeInputs, exponents: torch.Tensor, place: Places = _place, padding: int = 0
+def scales_laid_out(
+    inputs: QuantizeInputs, exponents: torch.Tensor, place: Places = place_of, padding: int = 0
 ) -> torch.Tensor:
     """Return exponents as e8m0 codes, in the order that is asked for."""
     codes = (exponents + BIAS).to(torch.uint8)
@@ -66,12 +66,12 @@ def _laid_out(
 
 
 def _by(inputs: QuantizeInputs, exponents: torch.Tensor) -> Answer:
-    return _codes(inputs, exponents), _laid_out(inputs, exponents)
+    return _codes(inputs, exponents), scales_laid_out(inputs, exponents)
 
 
 def _placed(inputs: QuantizeInputs, place: Places) -> Answer:
     exponents = _exponents(inputs)
-    return _codes(inputs, exponents), _laid_out(inputs, exponents, place)
+    return _codes(inputs, exponents), scales_laid_out(inputs, exponents, place)
 
 
 @_bug
@@ -93,7 +93,7 @@ def mx_next_power_of_a_power(inputs: QuantizeInputs) -> Answer:
 def mx_bias_of_128(inputs: QuantizeInputs) -> Answer:
     """Return codes with a bias of 128, and divide by the right scales."""
     exponents = _exponents(inputs)
-    return _codes(inputs, exponents), _laid_out(inputs, exponents + 1)
+    return _codes(inputs, exponents), scales_laid_out(inputs, exponents + 1)
 
 
 @_bug
@@ -141,7 +141,7 @@ def mx_rows_of_a_tile_exchanged(inputs: QuantizeInputs) -> Answer:
 
     def place(row: torch.Tensor, column: torch.Tensor, down: int, across: int) -> torch.Tensor:
         inner = row % ROWS
-        return _place(row - inner + inner % 4 * 32 + inner // 4, column, down, across)
+        return place_of(row - inner + inner % 4 * 32 + inner // 4, column, down, across)
 
     return _placed(inputs, place)
 
@@ -153,7 +153,7 @@ def mx_tiles_column_by_column(inputs: QuantizeInputs) -> Answer:
     def place(row: torch.Tensor, column: torch.Tensor, down: int, across: int) -> torch.Tensor:
         del across
         tile = column // COLUMNS * down + row // ROWS
-        inner = _place(row % ROWS, column % COLUMNS, 1, 1)
+        inner = place_of(row % ROWS, column % COLUMNS, 1, 1)
         return tile * ROWS * COLUMNS + inner
 
     return _placed(inputs, place)
@@ -164,7 +164,7 @@ def mx_second_tile_forgotten(inputs: QuantizeInputs) -> Answer:
     """Store the scales of rows behind the first 128 over those of the first ones."""
 
     def place(row: torch.Tensor, column: torch.Tensor, down: int, across: int) -> torch.Tensor:
-        return _place(row % ROWS, column, down, across)
+        return place_of(row % ROWS, column, down, across)
 
     return _placed(inputs, place)
 
@@ -173,7 +173,7 @@ def mx_second_tile_forgotten(inputs: QuantizeInputs) -> Answer:
 def mx_padding_of_nan(inputs: QuantizeInputs) -> Answer:
     """Leave the code of NaN where tiles are padded, which a product multiplies by zeros."""
     exponents = _exponents(inputs)
-    return _codes(inputs, exponents), _laid_out(inputs, exponents, padding=255)
+    return _codes(inputs, exponents), scales_laid_out(inputs, exponents, padding=255)
 
 
 @seeded(CONTROLS, QUANTIZE, control="honest", supports=_only_e8m0, features=FEATURES)

@@ -319,6 +319,14 @@ def _starts(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
         names = "scale_layout", "floor"
         of_mx = {"scale_format": "e8m0", "blocks": (1, 32, None)}
         yield from ({**of_mx, **dict(zip(names, each, strict=True))} for each in mx)
+    if "fp4" in axes:  # of a kernel that quantises to four bits only
+        for fp4 in axes["fp4"][1:]:
+            block = (1, 16, None) if fp4 == "e4m3" else (1, 32, None)
+            layouts = itertools.product((axes["scale_layout"][0], "swizzled"), axes["floor"])
+            yield from (
+                {"fp4": fp4, "blocks": block, "scale_layout": layout, "floor": floor}
+                for layout, floor in layouts
+            )
     if "method" in axes:  # routers of one model have one number of experts, and of a token's
         numbers = itertools.product(axes["num_experts"], axes["top_k"])
         yield from ({"groups": (1, 1), "num_experts": n, "top_k": k} for n, k in numbers)

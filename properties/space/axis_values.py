@@ -20,8 +20,8 @@ FIELDS = {
     **TOGETHER,
 }
 """Fields of the axes that have two each."""
-NO_FIELDS = ("phase", "verify", "real", *LENGTHS)
-"""Axes that are lengths of a problem, or rows of several fields, no field of one value."""
+NO_FIELDS = ("phase", "verify", "real", "fp4", "global_scale", *LENGTHS)
+"""Axes that are lengths of a problem, rows of several fields, or fields that few problems have."""
 
 
 def tuples(value: Any) -> Any:  # noqa: ANN401  JSON

@@ -19,6 +19,11 @@ from ...reference.tensors.quantize import QuantizeInputs
 from .comparison import Check, Result, fail, listed, off
 from .verdict import EXACTLY, Verdict
 
+NEGATIVE_ZERO = -1
+"""The code of -0 in the order of the numbers of codes."""
+LARGEST_E4M3 = 0x7E
+"""The code of the largest number in e4m3; NaN and negative numbers follow it."""
+
 
 def judge_quantised(
     implementation: Implementation, inputs: QuantizeInputs, result: Result
@@ -26,14 +31,15 @@ def judge_quantised(
     """Judge (codes, scales) of a call; scales are None where one was given."""
     arithmetic = implementation.arithmetic_of(0)
     codes, scales = result
-    if codes.dtype != inputs.to.dtype or codes.shape != inputs.x.shape:
+    if codes.dtype != inputs.to.dtype or codes.shape != inputs.codes_shape:
         return fail("shape", f"codes are {codes.dtype} of shape {list(codes.shape)}")
+    codes = inputs.to.elements_of(codes)
     if inputs.scale is not None:
         return compare_quantised(inputs, arithmetic, None, (codes, None))
     shape, dtype = inputs.scale_shape, inputs.scale_dtype
     if scales is None or scales.dtype != dtype or tuple(scales.shape) != shape:
         return fail("shape", "scales are missing, or of another dtype or shape")
-    bounds = scale_bounds(inputs.x, inputs.to, arithmetic)
+    bounds = scale_bounds(inputs.x, inputs.to, arithmetic, inputs.factor)
     linear = linear_scales(inputs, scales)
     if isinstance(linear, Verdict):
         return linear
@@ -44,10 +50,18 @@ def linear_scales(inputs: QuantizeInputs, scales: torch.Tensor) -> torch.Tensor 
     """Return scales row after row, or the FAIL of a tile whose padding is not 0."""
     if inputs.scale_layout != "swizzled":
         return scales
-    linear = unswizzle_scales_128x4(scales, *inputs.to.scales_of(tuple(inputs.x.shape)))
-    if not swizzle_scales_128x4(linear).equal(scales):
+    codes = scales.view(torch.uint8)
+    linear = unswizzle_scales_128x4(codes, *inputs.to.scales_of(tuple(inputs.x.shape)))
+    if not swizzle_scales_128x4(linear).equal(codes):
         return fail("numeric", "scales that tiles are padded with are not 0")
-    return linear
+    return linear.view(scales.dtype)
+
+
+def scale_values(scales: torch.Tensor) -> torch.Tensor:
+    """Return scales of any format as float32; NaN for one in e4m3 that has a sign."""
+    if scales.dtype == torch.float8_e4m3fn:
+        return scales.float().masked_fill(scales.view(torch.uint8) > LARGEST_E4M3, torch.nan)
+    return dequantize_e8m0(scales).float() if scales.dtype == torch.uint8 else scales
 
 
 def compare_quantised(
@@ -58,17 +72,17 @@ def compare_quantised(
 ) -> Verdict:
     """Check every scale by its bounds, and every code by the scale that the call gave.
 
-    Zeros of both signs are codes of their own.
+    Zeros of both signs are codes of their own, unless the arithmetic has unsigned ones.
 
     Args:
         inputs: what the call was given, unchanged.
         arithmetic: the roundings of the implementation.
         bounds: the least and the largest scale of each block.
-        answer: codes, and scales where they are computed, of the right shapes and dtypes.
+        answer: codes one by one, and scales where they are computed, of the right shapes and
+            dtypes.
     """
     codes, scales = answer
-    if scales is not None and inputs.to.scale_format == "e8m0":
-        scales = dequantize_e8m0(scales).float()
+    scales = None if scales is None else scale_values(scales)
     if scales is not None and bounds is not None:
         verdict = _between("scales", scales, *bounds)
         if verdict.bad:
@@ -77,13 +91,17 @@ def compare_quantised(
     if by is None:
         assert inputs.scale is not None  # noqa: S101  it is given where none is computed
         by = given_scale(inputs.x, inputs.scale)
-    low, high = code_bounds(inputs.x, by, inputs.to, arithmetic)
+    low, high = code_bounds(inputs.x, by, inputs.to, arithmetic, inputs.factor)
     order = order_of(codes)
     wrong = (order < low) | (order > high)
+    if inputs.to.is_fp4 and arithmetic.zeros == "unsigned":
+        low, high = (each.masked_fill(each == NEGATIVE_ZERO, 0) for each in (low, high))
+        wrong = (order < low) | (order > high) | (order == NEGATIVE_ZERO)
     if not wrong.any():
         return Verdict("PASS", ratio=0.0)
     expected = codes_of(low, inputs.to.dtype)
-    return _wrong_code(codes, expected, wrong, (order - low).abs().double())
+    numbers = inputs.to.numbers_of(codes), inputs.to.numbers_of(expected)
+    return _wrong_code((codes, expected), numbers, wrong, (order - low).abs().double())
 
 
 def _between(name: str, actual: torch.Tensor, least: torch.Tensor, most: torch.Tensor) -> Verdict:
@@ -106,11 +124,14 @@ def _between(name: str, actual: torch.Tensor, least: torch.Tensor, most: torch.T
 
 
 def _wrong_code(
-    codes: torch.Tensor, expected: torch.Tensor, wrong: torch.Tensor, apart: torch.Tensor
+    pair: tuple[torch.Tensor, torch.Tensor],
+    numbers_of_pair: tuple[torch.Tensor, torch.Tensor],
+    wrong: torch.Tensor,
+    apart: torch.Tensor,
 ) -> Verdict:
-    """Return the FAIL of the first wrong code, which counts the others."""
+    """Return the FAIL of the first wrong code, of actual and expected ones, and count them."""
     where = tuple(int(i) for i in wrong.nonzero()[0])
-    numbers, wanted = codes.double(), expected.double()
+    (codes, expected), (numbers, wanted) = pair, numbers_of_pair
 
     def shown(code: torch.Tensor, number: torch.Tensor) -> str:
         byte = int(code[where].view(torch.uint8))

@@ -58,7 +58,8 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
     "scales": ("division", "reciprocal", "approximate"),
     "powers": ("exact", "logarithm"),
     "quotients": ("division", "once", "approximate", "reciprocal", "inverse"),
-    "ties": ("even", "away", "cut"),
+    "ties": ("even", "away", "cut", "zero"),
+    "zeros": ("signed", "unsigned"),
 }
 """Values of each field of ``Arithmetic`` that names another choice."""
 
@@ -134,8 +135,10 @@ class Arithmetic:
             ``"once"``: the exact quotient; ``"approximate"``: a GPU's division; ``"reciprocal"``: x
             times the rounded reciprocal of the scale; or ``"inverse"``: x times the largest number
             over amax. Of the last three, a code may be its neighbour next to halfway between both.
-        ties: codes in int8: ``"even"``, the nearest, ties to even; ``"away"``: ties away from zero
-            (CUDA's ``round``); ``"cut"``: what is behind the point is cut off (a cast).
+        ties: codes in int8 and e2m1: ``"even"``, the nearest, ties to even; ``"away"``: ties away
+            from zero (CUDA's ``round``); int8 only: ``"cut"``: what is behind the point is cut off
+            (a cast); e2m1 only: ``"zero"``: ties toward zero.
+        zeros: codes in e2m1 of what is rounded to 0: ``"signed"``, as x is, or ``"unsigned"``.
 
     Raises:
         ValueError: a format that has no unit roundoff in ``UNIT_ROUNDOFF``, or another choice.
@@ -165,6 +168,7 @@ class Arithmetic:
     powers: str = "exact"
     quotients: str = "division"
     ties: str = "even"
+    zeros: str = "signed"
 
     def __post_init__(self) -> None:
         """Refuse formats that no bound is known for."""

@@ -32,6 +32,10 @@ FACTORS = {
 """Factors of values below 4 that are below every floor or subnormal, and near the largest."""
 TILE_ROWS, TILE_COLUMNS = 128, 4
 """Rows and columns of a tile of swizzled scales."""
+E2M1_CODES = 8
+"""Codes of e2m1 without a sign."""
+SCALE_DTYPES = {"e8m0": torch.uint8, "e4m3": torch.float8_e4m3fn}
+"""Dtypes of scales by formats that are not float32."""
 KINDS_OF_TIES, BESIDE = 4, 2
 """Kinds of values of ties, and those of them that are the next number below or above one."""
 
@@ -43,8 +47,9 @@ class QuantizeInputs:
     Attributes:
         x: [T, N], the matrix; its rows may lie further apart.
         to: what it is quantised to: ``dtype``, ``block``, ``scale_format``, ``floor``,
-            ``saturate``.
+            ``saturate``, ``power_rule``.
         scale: float32 [1], the given scale of the whole matrix; None: each block's own.
+        global_scale: float32 [1], what multiplies scales in e4m3; None of other formats.
         scale_layout: how computed scales [rows, columns] of blocks lie: ``rows``, ``columns``,
             ``padded_columns``, whose columns lie a multiple of 4 scales apart, or ``swizzled``:
             see ``swizzle_scales_128x4``; what is added to whole tiles is 0.
@@ -55,12 +60,23 @@ class QuantizeInputs:
     to: QuantizedFormat
     scale: torch.Tensor | None = None
     scale_layout: str = "rows"
+    global_scale: torch.Tensor | None = None
     storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def scale_dtype(self) -> torch.dtype:
         """Dtype of the computed scales."""
-        return torch.uint8 if self.to.scale_format == "e8m0" else torch.float32
+        return SCALE_DTYPES.get(self.to.scale_format, torch.float32)
+
+    @property
+    def codes_shape(self) -> tuple[int, ...]:
+        """Shape of the codes."""
+        return self.to.codes_shape(tuple(self.x.shape))
+
+    @property
+    def factor(self) -> float:
+        """The global scale, or 1."""
+        return 1.0 if self.global_scale is None else self.global_scale.item()
 
     @property
     def scale_shape(self) -> tuple[int, int]:
@@ -87,17 +103,25 @@ def quantize_inputs(problem: QuantizeProblem, home: Allocator) -> QuantizeInputs
         problem.scale_format,
         problem.floor,
         problem.saturate,
+        problem.power_rule,
     )
     values = _values(problem, to, home.device)
     tokens, channels = values.shape
     rows = home.empty("x", (tokens, channels + problem.spare_channels), values.dtype)
     x = rows[:, :channels]
     x.copy_(values)
-    scale = None if problem.scale is None else torch.tensor([problem.scale], dtype=torch.float32)
+    given = {"scale": problem.scale}
+    if problem.scale_format == "e4m3":
+        given["global_scale"] = problem.global_scale
+    numbers = {
+        name: home.place(name, torch.tensor([each], dtype=torch.float32))
+        for name, each in given.items()
+        if each is not None
+    }
     return QuantizeInputs(
         x=x,
         to=to,
-        scale=None if scale is None else home.place("scale", scale),
+        **numbers,
         scale_layout=problem.scale_layout,
         storages=home.storages,
     )
@@ -105,10 +129,11 @@ def quantize_inputs(problem: QuantizeProblem, home: Allocator) -> QuantizeInputs
 
 def quantized(inputs: QuantizeInputs) -> Quantized:
     """Quantise the record's matrix, by definition."""
-    found = quantize(inputs.x, inputs.to, scale=inputs.scale)
+    found = quantize(inputs.x, inputs.to, scale=inputs.scale, global_scale=inputs.factor)
     if found.scales is None or inputs.scale_layout != "swizzled":
         return found
-    return found._replace(scales=swizzle_scales_128x4(found.scales))
+    scales = swizzle_scales_128x4(found.scales.view(torch.uint8))
+    return found._replace(scales=scales.view(found.scales.dtype))
 
 
 def _values(problem: QuantizeProblem, to: QuantizedFormat, device: torch.device) -> torch.Tensor:
@@ -134,7 +159,8 @@ def _ties(problem: QuantizeProblem, to: QuantizedFormat, rows: torch.Tensor) -> 
     dtype: torch.dtype = getattr(torch, problem.dtype)
     hashes = bits(stream(problem.seed, "x"), rows, problem.num_channels)
     most = 126 if to.dtype == torch.int8 else int(codes_to_largest(to)) - 1
-    grid = codes_of(torch.arange(most + 2, dtype=torch.int16), to.dtype).double().to(rows.device)
+    grid = to.numbers_of(codes_of(torch.arange(most + 2, dtype=torch.int16), to.dtype))
+    grid = grid.to(rows.device)
     code = hashes % (most + 1)
     middle = (grid[code] + grid[code + 1]) / 2
     if problem.scale is not None:  # beyond the largest number, too: as far again as its neighbour
@@ -142,7 +168,8 @@ def _ties(problem: QuantizeProblem, to: QuantizedFormat, rows: torch.Tensor) -> 
         further = (bits(stream(problem.seed, "beyond"), rows, problem.num_channels) % 8).double()
         middle = torch.where(code == most, grid[-1] + further * step / 4, middle)
     unit = 2.0 ** -choose(problem.seed, "unit", 0, LEAST_UNIT + 1)
-    values = (middle * (unit if problem.scale is None else problem.scale)).to(dtype)
+    by = unit * problem.global_scale if problem.scale is None else problem.scale
+    values = (middle * by).to(dtype)
     which = (hashes >> 16) % KINDS_OF_TIES
     numbers = values.view(torch.int32 if dtype == torch.float32 else torch.int16)
     moved = numbers + torch.where(which < BESIDE, which * 2 - 1, 0).to(numbers.dtype)
@@ -152,10 +179,15 @@ def _ties(problem: QuantizeProblem, to: QuantizedFormat, rows: torch.Tensor) -> 
     if problem.scale is None:  # one of the largest magnitude in each block: a power of two as scale
         down, across = to.blocks_of(tuple(values.shape))
         first, place = choose(problem.seed, "row", 0, down), choose(problem.seed, "at", 0, across)
-        values[first::down, place::across] = to.largest * unit
+        tie = 0.0  # of the scale, where that is e4m3
+        if problem.scale_format == "e4m3" and choose(problem.seed, "tie", 0, 2):
+            tie = (1 + 2 * choose(problem.seed, "tie", 1, 8)) / 16
+        values[first::down, place::across] = to.largest * by * (1 + tie)
     return torch.where((hashes >> 24) % 2 == 0, values, -values)
 
 
 def codes_to_largest(to: QuantizedFormat) -> int:
     """Return the number of positive codes up to the largest number's."""
+    if to.is_fp4:
+        return E2M1_CODES - 1
     return int(torch.tensor([to.largest]).to(to.dtype).view(torch.uint8))

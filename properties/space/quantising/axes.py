@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ....reference import QuantizeProblem
-from ....reference.formats.quantizers import LEAST_NORMAL, SCALE_FORMATS
+from ....reference.formats.quantizers import LEAST_NORMAL
 from ....reference.problems import DTYPES, QUANTIZE_REGIMES
 from ....reference.problems.quantize import SCALE_LAYOUTS
 
@@ -21,14 +21,26 @@ KINDS = (
     ("float8_e4m3fn", True), ("float8_e5m2", True), ("int8", True),
     ("float8_e4m3fn", False), ("float8_e5m2", False),
 )  # fmt: skip
-"""Codes, and whether they saturate."""
+"""Codes of eight bits, and whether they saturate."""
+FP4 = ("", "e4m3", "e8m0 up", "e8m0 down", "e8m0 rounded")
+"""Formats of scales of e2m1 codes, those in e8m0 with their rule; none of codes of eight bits."""
+GLOBAL_SCALES = (1.0, 2.0**-7, 0.0372, 3.3e-5, 1.0 / 2688, 17.0, 2.0**-100, 1e30)
+"""Global scales of NVFP4: powers of two, others, by which blocks' scales are subnormal or 448."""
+FP4_FLOORS = (6 * 2.0**-9, 6e-4)
+"""Floors of kernels with e2m1 codes: the least number in e4m3, and 10^-4, times 6."""
+FP4_CHANNELS = 128
+"""Channels of the simplest problem of e2m1 codes, which all kernels take."""
+NO_FIELDS = ("blocks", "kinds", "fp4")
+"""Axes whose values stand for several fields."""
 QUANTIZE_AXES: dict[str, tuple[Any, ...]] = {
     "blocks": (*((*each, None) for each in BLOCKS), *((0, 0, scale) for scale in GIVEN)),
     "kinds": KINDS,
     "dtype": ("bfloat16", *(each for each in DTYPES if each != "bfloat16")),
-    "scale_format": SCALE_FORMATS,
+    "scale_format": ("float32", "ue8m0", "e8m0"),
     "scale_layout": SCALE_LAYOUTS,
-    "floor": (1e-10, 1e-12, 1e-4, 1e-30, LEAST_NORMAL),
+    "floor": (1e-10, 1e-12, 1e-4, 1e-30, LEAST_NORMAL, *FP4_FLOORS),
+    "fp4": FP4,
+    "global_scale": GLOBAL_SCALES,
     "spare_channels": (0, 16, 5),
     "regime": QUANTIZE_REGIMES,
 }
@@ -37,9 +49,15 @@ QUANTIZE_AXES: dict[str, tuple[Any, ...]] = {
 
 def quantize_example(chosen: Mapping[str, Any]) -> QuantizeProblem:
     """Return the simplest problem with one value of each axis: two rows of two blocks."""
-    values = {name: value for name, value in chosen.items() if name not in ("blocks", "kinds")}
+    values = {name: value for name, value in chosen.items() if name not in NO_FIELDS}
     rows, columns, scale = chosen["blocks"]
     codes, saturate = chosen["kinds"]
+    if chosen["fp4"]:
+        fields = fp4_fields(chosen["fp4"], values, rows)
+        return QuantizeProblem(
+            2, FP4_CHANNELS, block_rows=rows, block_channels=columns, **{**values, **fields}
+        )
+    values["global_scale"] = 1.0
     if values["scale_layout"] == "swizzled":
         values["scale_format"] = "e8m0"
     values |= fitting(values, rows, scale)
@@ -53,6 +71,19 @@ def quantize_example(chosen: Mapping[str, Any]) -> QuantizeProblem:
         saturate=saturate,
         **values,
     )
+
+
+def fp4_fields(fp4: str, values: Mapping[str, Any], rows: int) -> dict[str, Any]:
+    """Return the fields of e2m1 codes with a format of scales, and with a layout that they have."""
+    form, _, rule = fp4.partition(" ")
+    swizzled = values["scale_layout"] == "swizzled" and rows == 1
+    return {
+        "codes": "e2m1",
+        "scale_format": form,
+        "power_rule": rule or "up",
+        "global_scale": values["global_scale"] if form == "e4m3" else 1.0,
+        "scale_layout": "swizzled" if swizzled else "rows",
+    }
 
 
 def fitting(values: Mapping[str, Any], rows: int, scale: float | None) -> dict[str, str]:

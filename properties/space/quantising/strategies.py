@@ -10,10 +10,12 @@ from ....reference import QuantizeProblem
 from ....reference.formats.quantizers import LEAST_NORMAL
 from ..axis_values import Axes
 from ..strategy_helpers import LARGEST_SEED, sampled
-from .axes import QUANTIZE_AXES, fitting
+from .axes import FP4_CHANNELS, FP4_FLOORS, QUANTIZE_AXES, fitting, fp4_fields
 
 WIDTHS = (16, 32, 64, 128, 256, 48, 192, 512, 1024, 7168)
 """Channels of rows whose block is as wide as they are."""
+EIGHT_BITS = ("blocks", "kinds", "fp4", "global_scale")
+"""Axes that are not drawn as they are for codes of a byte."""
 MOST_TOKENS = 140
 MOST_GROUPS = 9
 """Most blocks across a row."""
@@ -23,19 +25,60 @@ SEVERAL_ROWS, SEVERAL_COLUMNS = 129, 5
 
 def _floors(axes: Axes, form: str) -> tuple[float, ...]:
     """Return the floors to draw from: e8m0 scales of kernels without one, too, as its least."""
-    allowed = tuple(axes.allows("floor"))
+    allowed = tuple(each for each in axes.allows("floor") if each not in FP4_FLOORS)
     some = tuple(each for each in allowed if each != LEAST_NORMAL or form == "e8m0")
-    return some or allowed
+    return some or allowed or axes.allows("floor")
+
+
+def quantize_problems(axes: Axes) -> st.SearchStrategy[QuantizeProblem]:
+    """Draw one matrix, its blocks and what it becomes."""
+    formats = tuple(each for each in axes.allows("fp4") if each)
+    if not formats:
+        return _of_eight_bits(axes)
+    of_fp4 = _of_four_bits(axes, formats)
+    return of_fp4 if len(formats) == len(axes.allows("fp4")) else of_fp4 | _of_eight_bits(axes)
 
 
 @st.composite
-def quantize_problems(draw: st.DrawFn, axes: Axes) -> QuantizeProblem:
-    """Draw one matrix, its blocks and what it becomes."""
+def _of_four_bits(draw: st.DrawFn, axes: Axes, formats: tuple[str, ...]) -> QuantizeProblem:
+    """Draw one matrix that becomes e2m1 codes."""
+    fp4 = draw(sampled(formats))
+    names = ("dtype", "scale_layout", "floor", "spare_channels", "regime")
+    values: dict[str, Any] = {name: draw(sampled(axes.allows(name))) for name in names}
+    if LEAST_NORMAL in axes.allows("floor") and draw(st.booleans()):  # of kernels without one
+        values["floor"] = LEAST_NORMAL
+    values["global_scale"] = draw(sampled(axes.allows("global_scale"))) if fp4 == "e4m3" else 1.0
+    given = tuple(each for each in axes.allows("blocks") if each[2] is None)
+    usual = (1, 16, None) if fp4 == "e4m3" else (1, 32, None)
+    blocks = (usual,) if usual in given and draw(st.booleans()) else given
+    rows, columns, _ = draw(sampled(blocks))
+    values |= fp4_fields(fp4, values, rows)
+    fits = max(1, axes.max_work // FP4_CHANNELS)
+    channels = FP4_CHANNELS * draw(st.integers(1, min(fits, 3)))
+    if draw(st.booleans()):  # any even number; engines refuse most
+        channels = 2 * draw(st.integers(1, max(1, min(axes.max_work, 300) // 2)))
+    most = max(1, min(axes.max_work // channels, MOST_TOKENS))
+    tokens = draw(st.integers(1, most) | st.integers(1, min(most, 4)))
+    if values["scale_layout"] == "swizzled" and draw(st.booleans()):  # several tiles
+        tokens = max(tokens, min(axes.max_work // channels, SEVERAL_ROWS))
+    return QuantizeProblem(
+        num_tokens=tokens * draw(sampled((*[1] * 9, 0))),
+        num_channels=channels,
+        block_rows=rows,
+        block_channels=columns,
+        **values,
+        seed=draw(st.integers(0, LARGEST_SEED)),
+    )
+
+
+@st.composite
+def _of_eight_bits(draw: st.DrawFn, axes: Axes) -> QuantizeProblem:
+    """Draw one matrix that becomes codes of a byte each."""
     values: dict[str, Any] = {}
     for name in QUANTIZE_AXES:
         if name == "floor":
             values[name] = draw(sampled(_floors(axes, values["scale_format"])))
-        elif name not in ("blocks", "kinds"):
+        elif name not in EIGHT_BITS:
             values[name] = draw(sampled(axes.allows(name)))
     # First what has a scale, then which: there are more groups and given scales than others.
     kinds: dict[Any, list[Any]] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,12 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kernelproof.impl import Implementation, Target, implementation
 from kernelproof.impl.torch.quantize import quantize
 from kernelproof.properties.laws import find_law
+from kernelproof.properties.seeded import fp4_quantize_bugs as fp4_bugs
 from kernelproof.properties.seeded import mx_quantize_bugs as mx_bugs
 from kernelproof.properties.seeded import quantize_bugs as bugs
 from kernelproof.properties.verdicts.contained import Stop
 from kernelproof.properties.verdicts.subject import Subject
 from kernelproof.properties.verdicts.verdict import Verdict
-from kernelproof.reference import QuantizeProblem, materialise
+from kernelproof.reference import Arithmetic, QuantizeProblem, materialise
 from kernelproof.reference.tensors.quantize import QuantizeInputs
 
 GROUPS = QuantizeProblem(5, 96, block_rows=1, block_channels=48, seed=1)
@@ -28,6 +30,13 @@ SQUARES = QuantizeProblem(
 )
 MX = QuantizeProblem(
     5, 96, block_rows=1, block_channels=32, scale_format="e8m0", scale_layout="swizzled", seed=4
+)
+NVFP4 = QuantizeProblem(
+    5, 96, block_rows=1, block_channels=16, codes="e2m1", scale_format="e4m3",
+    scale_layout="swizzled", global_scale=0.0372, seed=6,
+)  # fmt: skip
+MXFP4 = replace(
+    NVFP4, block_channels=32, scale_format="e8m0", global_scale=1.0, power_rule="rounded"
 )
 LAWS = ("parity", "not_finite", "rows", "signs", "again")
 
@@ -112,6 +121,57 @@ def test_a_finding_of_e8m0_says_what_is_wrong(
     found = verdict("parity", bug, problem)
     assert found.status == "FAIL", found
     assert said in found.message
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("problem", [NVFP4, MXFP4])
+@pytest.mark.parametrize("implementation", [quantize, fp4_bugs.honest_fp4_quantiser])
+def test_what_is_right_in_four_bits(
+    law: str, problem: QuantizeProblem, implementation: Implementation
+) -> None:
+    for regime in ("ties", "faint", "large", "zeros"):
+        for floor in (1e-10, 2.0**-126):
+            found = verdict(law, implementation, replace(problem, regime=regime, floor=floor))
+            assert found.status == "PASS", found.message
+
+
+@pytest.mark.parametrize(
+    ("bug", "problem", "said"),
+    [
+        (fp4_bugs.fp4_nibbles_exchanged, NVFP4, "codes[0, 0] is"),
+        (fp4_bugs.fp4_sign_of_zero_lost, MXFP4, "is 0 (0x00), expected exactly -0 (0x08), 1 codes"),
+        (fp4_bugs.nvfp4_scale_cut_off, NVFP4, "scales[0, 0] is"),
+        (fp4_bugs.nvfp4_scale_of_a_negative_zero, replace(NVFP4, regime="zeros"), "is nan"),
+        (fp4_bugs.mxfp4_always_down, replace(MXFP4, power_rule="up"), "scales["),
+    ],
+)
+def test_a_finding_of_four_bits_says_what_is_wrong(
+    bug: Implementation, problem: QuantizeProblem, said: str
+) -> None:
+    found = verdict("parity", bug, problem)
+    assert found.status == "FAIL", found
+    assert said in found.message
+
+
+def test_zeros_without_a_sign_are_right_where_the_arithmetic_says_so() -> None:
+    unsigned = partial(
+        implementation, "quantize", features=fp4_bugs.FEATURES,
+        arithmetic=Arithmetic(zeros="unsigned"),
+    )  # fmt: skip
+
+    @unsigned(name="plain")
+    def plain(inputs: QuantizeInputs) -> object:
+        return fp4_bugs.fp4_sign_of_zero_lost(inputs)
+
+    @unsigned(name="signed")
+    def signed(inputs: QuantizeInputs) -> object:
+        return fp4_bugs.honest_fp4_quantiser(inputs)
+
+    for law in LAWS:
+        assert verdict(law, plain, MXFP4).status == "PASS"
+    found = verdict("parity", signed, MXFP4)
+    assert found.status == "FAIL"
+    assert "is -0 (0x08), expected exactly 0 (0x00)" in found.message
 
 
 def test_codes_of_scales_are_bytes_of_a_whole_tile() -> None:

@@ -14,8 +14,11 @@ from kernelproof.reference import (
     QuantizeProblem,
     materialise,
     quantize,
+    quantize_mxfp4,
+    quantize_nvfp4,
 )
 from kernelproof.reference.formats.quantizers import (
+    POWER_RULES,
     QUOTIENT_ERRORS,
     code_bounds,
     codes_of,
@@ -26,6 +29,8 @@ from kernelproof.reference.tensors.quantize import QuantizeInputs, quantized
 
 E4M3, E5M2, INT8 = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8
 FP8 = (E4M3, E5M2)
+FOUR_BITS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Numbers of e2m1 that are not negative, by their codes."""
 
 
 def row(*numbers: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -179,6 +184,120 @@ def test_an_e8m0_scale_is_the_least_power_with_room(amax: float, code: int) -> N
     assert codes.double().mul(2.0 ** (code - 127)).allclose(x.double(), rtol=2.0**-4)
 
 
+@pytest.mark.parametrize(
+    ("amax", "codes"),
+    [  # of the rules up, down and rounded
+        (6.0, (127, 127, 127)),
+        (6.5, (128, 127, 127)),
+        (7.0, (128, 127, 128)),
+        (4.0, (127, 127, 127)),
+        (3.0, (126, 126, 126)),
+        (0.0, (0, 0, 0)),
+        (6 * 2.0**-126, (1, 1, 1)),
+        (7 * 2.0**-127, (1, 0, 1)),
+        (3.3e38, (253, 252, 253)),
+    ],
+)
+def test_the_rules_of_powers_of_two(amax: float, codes: tuple[int, ...]) -> None:
+    x = torch.tensor([[amax, -amax]], dtype=torch.float32)
+    for rule, code in zip(POWER_RULES, codes, strict=True):
+        to = QuantizedFormat(torch.uint8, (1, 0), "e8m0", 2.0**-126, power_rule=rule)
+        found = quantize(x, to)
+        assert found.scales is not None
+        assert found.scales.tolist() == [[code]], rule
+        number = amax / 2.0 ** (code - 127)
+        size = min(range(8), key=lambda each: (abs(FOUR_BITS[each] - number), each % 2))
+        assert found.codes.tolist() == [[size + 16 * (size + 8)]]
+
+
+def test_codes_of_four_bits_are_those_of_the_formats() -> None:
+    x = (torch.rand((40, 64), generator=torch.Generator().manual_seed(0)) - 0.5) * 20
+    mx = quantize(x, QuantizedFormat(torch.uint8, (1, 32), "e8m0", 2.0**-126, power_rule="down"))
+    wanted = quantize_mxfp4(x)
+    assert mx.scales is not None
+    assert mx.codes.equal(wanted.codes)
+    assert mx.scales.equal(wanted.block_scales)
+    for factor in (1.0, 0.0372, 3.3e-5, 17.0):
+        nv = quantize(
+            x, QuantizedFormat(torch.uint8, (1, 16), "e4m3", 2.0**-126), global_scale=factor
+        )
+        named = quantize_nvfp4(x, factor)
+        assert nv.scales is not None
+        assert nv.codes.equal(named.codes)
+        assert nv.scales.view(torch.uint8).equal(named.block_scales.view(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("ties", "sizes"),
+    [
+        ("even", (0, 2, 2, 4, 4, 6, 6)),
+        ("away", (1, 2, 3, 4, 5, 6, 7)),
+        ("zero", (0, 1, 2, 3, 4, 5, 6)),
+    ],
+)
+def test_ties_of_four_bits(ties: str, sizes: tuple[int, ...]) -> None:
+    to = QuantizedFormat(torch.uint8, (1, 0), "e4m3")
+    halves = torch.tensor([[0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]])
+    for sign in (1, -1):
+        for bound in code_bounds(sign * halves, torch.ones(1, 1), to, Arithmetic(ties=ties)):
+            wanted = [size if sign > 0 else -1 - size for size in sizes]
+            assert bound.tolist() == [wanted]
+
+
+@pytest.mark.parametrize(
+    ("raw", "code"),
+    [
+        (1.0625, 0x38), (1.1875, 0x3A), (448.0, 0x7E), (1000.0, 0x7E), (2.0**-9, 1),
+        (2.0**-10, 0), (2.0**-10 * 1.01, 1), (0.0, 0),
+    ],
+)  # fmt: skip
+def test_scales_in_e4m3(raw: float, code: int) -> None:
+    to = QuantizedFormat(torch.uint8, (1, 0), "e4m3", 2.0**-126)
+    for factor in (1.0, 2.0**-7):
+        x = torch.tensor([[6 * raw * factor, 0.0]], dtype=torch.float64)
+        found = quantize(x, to, global_scale=factor)
+        assert found.scales is not None
+        assert found.scales.view(torch.uint8).tolist() == [[code]]
+        if code == 0:
+            assert found.codes.tolist() == [[0]]
+    wide = scale_bounds(torch.tensor([[6 * 1.0625, 0.0]]), to, Arithmetic(scales="approximate"))
+    assert [each.item() for each in wide] == [1.0, 1.125]
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"num_channels": 15, "scale_format": "e8m0"}, "num_channels"),
+        ({"scale_format": "float32"}, "scale_format"),
+        ({"codes": "int8", "scale_format": "e4m3"}, "scale_format"),
+        ({"scale_format": "e4m3", "power_rule": "down"}, "power_rule"),
+        ({"codes": "int8", "power_rule": "down"}, "power_rule"),
+        ({"scale_format": "e8m0", "global_scale": 2.0}, "global_scale"),
+        ({"scale_format": "e4m3", "global_scale": 0.0}, "global_scale"),
+        ({"scale_format": "e4m3", "saturate": False}, "saturate"),
+    ],
+)
+def test_a_problem_that_four_bits_cannot_have_is_refused(
+    fields: dict[str, object], name: str
+) -> None:
+    with pytest.raises(ValueError, match=name):
+        QuantizeProblem(**{"codes": "e2m1", **fields})  # type: ignore[arg-type]
+
+
+def test_a_format_of_four_bits_checks_its_arguments() -> None:
+    to = QuantizedFormat(torch.uint8, (1, 0), "e4m3")
+    with pytest.raises(ValueError, match="scale_format"):
+        QuantizedFormat(torch.uint8)
+    with pytest.raises(ValueError, match="power_rule"):
+        QuantizedFormat(E4M3, power_rule="down")
+    with pytest.raises(ValueError, match="N even"):
+        quantize(torch.ones(1, 3), to)
+    with pytest.raises(ValueError, match="scale is given"):
+        quantize(torch.ones(1, 2), to, scale=1.0)
+    with pytest.raises(ValueError, match="global_scale"):
+        quantize(torch.ones(1, 2), to, global_scale=-1.0)
+
+
 def test_swizzled_scales_lie_as_tensor_cores_read_them() -> None:
     problem = QuantizeProblem(
         130, 160, block_channels=32, scale_format="e8m0", scale_layout="swizzled", seed=5
@@ -202,10 +321,10 @@ def test_swizzled_scales_lie_as_tensor_cores_read_them() -> None:
     ("fields", "said"),
     [
         ({"scale_format": "e8m0", "scale_layout": "columns"}, "rows or swizzled where scales are"),
-        ({"scale_layout": "swizzled"}, "unless scales are e8m0 and of one row each"),
+        ({"scale_layout": "swizzled"}, "unless scales are bytes and of one row each"),
         (
             {"scale_format": "e8m0", "scale_layout": "swizzled", "block_rows": 4},
-            "unless scales are e8m0 and of one row each",
+            "unless scales are bytes and of one row each",
         ),
     ],
 )
