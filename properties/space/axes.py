@@ -60,7 +60,7 @@ OF_ONE_SHAPE = {"page_size": (16, 64), "caches": (("", ""), (FP8[0], ""))}
 MOST_PLAIN, MOST_ASKED = 6_000, 60_000
 """Questions about simple combinations before those near to what models have are asked about, and
 most of them: a question takes up to half a millisecond."""
-OPTIONAL = ("head_dims", "caches", "quantisation", *ROUTE_RULES)
+OPTIONAL = ("head_dims", "caches", "quantisation", "fp4", "scale_layout", *ROUTE_RULES)
 """Axes with values that some kernels do not name the feature of, whatever the others are."""
 
 WITH_OTHERS = {"caches": ("head_dims",), "tree": ("verify", "group_size")}
