@@ -35,6 +35,8 @@ from kernelproof.reference import (
 from kernelproof.reference.formats.quantizers import code_bounds, codes_of
 from kernelproof.reference.operations import OPERATIONS as ORACLES
 
+FEATURES = ("e2m1_codes", "e4m3_scales", "e8m0_scales", "swizzled_scales", "power_rules")
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -205,6 +207,32 @@ def test_a_script_fails_as_the_law_does_and_passes_once_the_kernel_is_right(
     inputs = materialise(problem)
     for answer, code in ((wrong(inputs, operation), 1), (right(inputs, operation), 0)):
         assert run_script(script, monkeypatch, lambda given, a=answer: (given, a)[1]) == code
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        QuantizeProblem(
+            3, 32, codes="e2m1", scale_format="e4m3", block_channels=16, global_scale=0.0372,
+            scale_layout="swizzled",
+        ),
+        QuantizeProblem(
+            3, 64, codes="e2m1", scale_format="e8m0", block_channels=32, power_rule="down"
+        ),
+    ],
+)  # fmt: skip
+def test_a_script_of_codes_of_four_bits(
+    problem: QuantizeProblem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdict, kept = judged(kernel_of("quantize", wrong, features=FEATURES), problem, tmp_path)
+    assert verdict.bad
+    assert kept is not None
+    script = tmp_path / "repro.py"
+    write_script(script, MINE, kept, verdict, "quantize_parity", problem)
+    inputs = materialise(problem)
+    for answer, code in ((wrong, 1), (right, 0)):
+        result = answer(inputs, "quantize")
+        assert run_script(script, monkeypatch, lambda given, a=result: (given, a)[1]) == code
 
 
 @pytest.mark.parametrize("kv_cache", ["int8_zero_point", "int4_zero_point"])
