@@ -46,6 +46,7 @@ from .options import (
     options,
     refuse_empty,
 )
+from .plans.command import plan
 from .releases.packages import PACKAGES
 from .score.command import score
 from .support.command import support
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 
 
 COMMANDS = {
-    "Commands": ("check", "gate", "bump", "support", "replay", "mutate", "new", "list"),
+    "Commands": ("check", "gate", "bump", "support", "plan", "replay", "mutate", "new", "list"),
     "Reports and known findings": ("merge", "expectations", "corpus"),
     "For maintainers of Kernelproof": ("score", "bench"),
 }
@@ -436,6 +437,7 @@ def list_command(
 
 
 cli.add_command(mutate)
+cli.add_command(plan)
 cli.add_command(score)
 cli.add_command(bench)
 cli.add_command(support)

@@ -23,7 +23,18 @@ if TYPE_CHECKING:
     # By the name that `make types` knows it under; when tests run, nothing imports a conftest.
     from kernelproof.tests.conftest import Environment
 
-SHIPPED_SUFFIXES = {".cpp", ".css", ".jinja", ".js", ".json", ".py", ".template", ".toml", ".txt"}
+SHIPPED_SUFFIXES = {
+    ".cpp",
+    ".css",
+    ".cu",
+    ".jinja",
+    ".js",
+    ".json",
+    ".py",
+    ".template",
+    ".toml",
+    ".txt",
+}
 
 # Three keys of one request on two pages of two, a query that scores all of them alike.
 USE_THE_ORACLE = """

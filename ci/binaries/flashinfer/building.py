@@ -64,16 +64,26 @@ def build_launcher(
     Raises:
         BuildError: a compiler fails, or TVM-FFI is not installed.
     """
-    driver = _kept(f"driver-{_driver_key(nvcc)}", DRIVER, lambda into: _build_driver(nvcc, into))
+    driver = build_driver(nvcc)
 
     def build(into: Path) -> None:
         _build_launcher(release, kernels, nvcc, driver, into, tell)
 
     name = f"{release.version}-{_key(release, kernels, nvcc)}"
-    return Build(_kept(name, LAUNCHER, build), driver)
+    return Build(kept_library(name, LAUNCHER, build), driver)
 
 
-def _kept(name: str, library: str, build: Callable[[Path], None]) -> Path:
+def build_driver(nvcc: Nvcc) -> Path:
+    """Return the library of the driver that records, built unless it was before.
+
+    Raises:
+        BuildError: the compiler fails.
+    """
+    name = f"driver-{_driver_key(nvcc)}"
+    return kept_library(name, DRIVER, lambda into: _build_driver(nvcc, into))
+
+
+def kept_library(name: str, library: str, build: Callable[[Path], None]) -> Path:
     """Return a library of a folder that is kept by its name, built if need be."""
     place = cache_folder() / "launchers" / name
     if not (place / library).is_file():
@@ -103,7 +113,7 @@ def _key(release: Release, kernels: KernelList, nvcc: Nvcc) -> str:
 def _build_driver(nvcc: Nvcc, into: Path) -> None:
     # By this name the launcher asks for its CUDA, and has the library that is loaded already.
     words = [*HOST, f"-Wl,-soname,{DRIVER}", f"-I{nvcc.home / 'include'}", str(DRIVER_SOURCE)]
-    _run([*words, "-o", str(into / DRIVER)], into, Work(quietly))
+    run_compiler([*words, "-o", str(into / DRIVER)], into, Work(quietly))
 
 
 def _build_launcher(
@@ -134,7 +144,9 @@ def _build_launcher(
     def compile_one(name: str, target: str) -> None:
         source = str(data / "csrc" / name)
         with work.shown(name):
-            _run([str(nvcc.path), *FLAGS, *includes, "-c", source, "-o", target], into, work)
+            run_compiler(
+                [str(nvcc.path), *FLAGS, *includes, "-c", source, "-o", target], into, work
+            )
 
     work.say(title)
     pool = ThreadPoolExecutor(len(SOURCES))
@@ -151,11 +163,16 @@ def _build_launcher(
     # A symbol of CUDA that the driver lacks is an error here, not in the middle of a question.
     link = [*HOST, *objects, str(driver), f"-L{ffi / 'lib'}", "-ltvm_ffi", "-Wl,-z,defs"]
     link += [f"-Wl,-rpath,{ffi / 'lib'}", "-o", str(into / LAUNCHER)]
-    _run(link, into, Work(quietly))
+    run_compiler(link, into, Work(quietly))
     work.say(f"built the launcher of flashinfer {release.version}")
 
 
-def _run(command: Sequence[str], folder: Path, work: Work) -> None:
+def run_compiler(command: Sequence[str], folder: Path, work: Work, what: str = "launcher") -> None:
+    """Run a compiler or linker; what it makes is named in an error.
+
+    Raises:
+        BuildError: it does not run, or fails.
+    """
     try:
         ended = run_to_end(command, folder=folder, deadline=DEADLINE_SECONDS, stop=work.stop)
     except OSError as error:
@@ -165,7 +182,7 @@ def _run(command: Sequence[str], folder: Path, work: Work) -> None:
         missing = sorted(set(_MISSING.findall(ended.told)))
         why = f"the recording driver lacks {', '.join(missing)}" if missing else ""
         why = ended.cut_short or why or first_error(ended.told) or f"status {ended.status}"
-        message = f"FlashInfer's launcher cannot be built: {without_paths(command[0])}: {why}"
+        message = f"FlashInfer's {what} cannot be built: {without_paths(command[0])}: {why}"
         raise BuildError(message)
 
 

@@ -1,0 +1,1 @@
+"""Judges the plan functions of FlashInfer releases: host code, which a CPU can run and decide."""

@@ -1,0 +1,182 @@
+"""The laws of planning on an honest stand-in, on seeded faults, and on a release where nvcc is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from importlib import util
+from pathlib import Path
+
+import pytest
+
+from kernelproof.ci.cli import main
+from kernelproof.ci.console.errors import UsageRefusedError
+from kernelproof.ci.plans import planner as planner_module
+from kernelproof.ci.plans.answers import Answer
+from kernelproof.ci.plans.faults import FAULTS, Fault, found_after
+from kernelproof.ci.plans.judging import search
+from kernelproof.ci.plans.known import KNOWN, Known, explanation
+from kernelproof.ci.plans.laws import ADVICE, LAWS, NAMES, Case, broken, judge
+from kernelproof.ci.plans.planner import question_of
+from kernelproof.ci.plans.problems import DECODE, FA2, KINDS, MLA, PlanProblem, problem_from_json
+from kernelproof.ci.releases.sandboxes import installed_version
+from kernelproof.tests.ci.plans.stand_in import StandIn
+
+SMALL = PlanProblem(FA2, (5, 2), (900, 30), page_size=16, group_size=4, multiprocessors=16)
+needs_release = pytest.mark.skipif(
+    shutil.which("nvcc") is None or util.find_spec("flashinfer") is None,
+    reason="there is no nvcc on the PATH, or no FlashInfer",
+)
+
+
+class Answering:
+    """A planner that has one answer."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+
+    def plan(self, problem: PlanProblem, *, after: PlanProblem | None = None) -> Answer:
+        assert problem != after
+        return self.answer
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_honest_planner_breaks_no_law(kind: str) -> None:
+    judged = search(StandIn(), "1.0", kind, 40)
+    assert not judged.findings
+    assert judged.problems >= 40
+
+
+@pytest.mark.parametrize("seeded", FAULTS, ids=lambda each: each.name)
+def test_each_seeded_fault_is_found_by_its_law(seeded: Fault) -> None:
+    assert found_after(StandIn(), seeded)
+
+
+def test_each_law_has_a_fault() -> None:
+    assert len(FAULTS) >= 15
+    assert {each.law for each in FAULTS} == set(NAMES) - {"answers"}
+    assert all(each.change.__doc__ for each in FAULTS)
+
+
+def test_errors_and_deaths_are_findings_and_advice_is_none() -> None:
+    raises = Case(Answering(Answer(error="Internal Error")), SMALL)
+    assert judge(raises) == ("answers", "it raises: Internal Error")
+    assert broken(raises) == ["answers"]
+    assert broken(Case(Answering(Answer(died=True)), SMALL)) == ["answers"]
+    refused = Case(Answering(Answer(error=f"Buffer overflow. {ADVICE[0]}.")), SMALL)
+    assert judge(refused) == ("", "")
+    assert broken(refused) == []
+
+
+def test_what_ends_the_process_is_not_kept() -> None:
+    judged = search(Answering(Answer(died=True)), "1.0", DECODE, 5)
+    assert [each.problem for each in judged.findings] == [None]
+    assert judged.to_json()["findings"] == [
+        {"law": "answers", "why": "the process of the plan function ended"}
+    ]
+
+
+def test_bytes_behind_a_workspace_are_seen() -> None:
+    spilled = replace(StandIn().plan(SMALL), spilled=True)
+    assert judge(Case(Answering(spilled), SMALL))[0] == "workspace"
+
+
+def test_keys_that_a_row_sees() -> None:
+    assert PlanProblem(FA2, (3,), (10,)).visible(0, 0, 0) == (0, 8)
+    assert PlanProblem(FA2, (3,), (10,), window_left=2).visible(0, 0, 2) == (5, 10)
+    assert PlanProblem(FA2, (3,), (10,), window_left=2, causal=False).visible(0, 0, 0) == (5, 10)
+    assert PlanProblem(MLA, (3,), (10,), group_size=4).visible(0, 4, 7) == (0, 9)
+    assert PlanProblem(MLA, (3,), (1,)).visible(0, 0, 0) == (0, 0)
+
+
+def test_a_finding_becomes_small_and_known_ones_are_counted() -> None:
+    seeded = next(each for each in FAULTS if each.name == "part-of-keys-twice")
+
+    class Faulty(StandIn):
+        def plan(self, problem: PlanProblem, *, after: PlanProblem | None = None) -> Answer:
+            from kernelproof.ci.plans.faults import FaultyPlanner
+
+            return FaultyPlanner(StandIn(), seeded).plan(problem, after=after)
+
+    judged = search(Faulty(), "1.0", DECODE, 40)
+    first = judged.findings[0]
+    assert first.law == "keys"
+    assert first.problem is not None
+    assert len(first.problem.kv_lens) == 1
+    assert problem_from_json(first.to_json()["problem"]) == first.problem
+    always: Callable[[PlanProblem], bool] = lambda _: True  # noqa: E731
+    entry = Known("it", NAMES, KNOWN[0].releases, always, "why", first.problem)
+    again = search(Faulty(), "0.7.2", DECODE, 40, known=[entry])
+    assert not again.findings
+    assert again.known["it"] > 0
+
+
+@pytest.mark.parametrize("entry", KNOWN, ids=lambda each: each.id)
+def test_known_findings_explain_their_smallest_problem_only(entry: Known) -> None:
+    assert entry.where(entry.smallest)
+    for release in ("0.6.13", "0.7.2.post1"):
+        explained = explanation(KNOWN, release, entry.smallest, entry.laws[0])
+        assert explained is (entry if release in entry.releases else None)
+    assert explanation(KNOWN, "0.8.0", entry.smallest, entry.laws[0]) is None
+    assert set(entry.laws) <= set(NAMES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_question_has_what_the_planner_reads(kind: str) -> None:
+    asked = question_of(replace(SMALL, kind=kind))
+    assert len(asked["numbers"]) == {"decode": 7, "fa2": 13, "fa3": 10, "mla": 4}[kind]
+    assert len(asked["arrays"]) == {"decode": 1, "fa2": 2, "fa3": 3, "mla": 3}[kind]
+
+
+def test_wrong_problems_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageRefusedError, match="no kind 'fa9'"):
+        problem_from_json({"kind": "fa9"})
+    assert main(["plan", "0.6.13", "--problem", '{"kind": "fa2", "tile": 3}']) == 2
+    assert "a problem of planning has no field 'tile'" in capsys.readouterr().err
+    assert main(["plan", "0.6.13", "--problem", "[]"]) == 2
+    assert "--problem: it is no object" in capsys.readouterr().err
+
+
+def test_without_nvcc_it_is_unsupported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    assert main(["plan", "0.6.13"]) == 3
+    said = " ".join(capsys.readouterr().err.split())
+    assert "UNSUPPORTED: flashinfer 0.6.13 cannot be asked: there is no nvcc in" in said
+
+
+class Closing(StandIn):
+    version = "1.0"
+
+    def close(self) -> None:
+        pass
+
+
+def test_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(planner_module, "open_planner", lambda *_, **__: Closing())
+    file = tmp_path / "plans.json"
+    assert main(["plan", "1.0", "--kind", "mla", "--problems", "5", "--json", str(file)]) == 0
+    assert "1.0 mla: 5 problems: all laws hold" in capsys.readouterr().out
+    assert json.loads(file.read_text(encoding="utf-8"))["plans"][0]["kind"] == "mla"
+    assert main(["plan", "1.0", "--problem", json.dumps(SMALL.to_json())]) == 0
+    assert "1.0 fa2: all laws hold" in capsys.readouterr().out
+
+
+@needs_release
+def test_the_installed_release() -> None:
+    version = installed_version()
+    assert version is not None
+    with closing(planner_module.open_planner(version)) as released:
+        for entry in KNOWN:
+            if version in entry.releases:
+                assert judge(Case(released, entry.smallest))[0] in entry.laws
+        assert broken(Case(released, SMALL)) == []
+        judged = search(released, version, FA2, 5, known=KNOWN)
+    assert not judged.findings
+    assert len(LAWS) == len(NAMES)
