@@ -65,7 +65,7 @@ def _tiles(problem: PlanProblem) -> int:
 
 
 ASKED = SpecifierSet(">=0.6.13,<=0.7.2.post1")
-"""From the older to the newer release that was asked."""
+"""The releases between the two that were asked, and these."""
 KNOWN: tuple[Known, ...] = (
     Known(
         "decode-graph-empty-requests",

@@ -58,11 +58,10 @@ class Item:
 
     Attributes:
         block: number of the item in its launch.
-        request, head: whose work it is; ``ALL_HEADS`` where each head has the same.
+        request, head: the request and the query head; ``ALL_HEADS`` where all have the same work.
         rows: range of packed rows of the request.
         keys: range of its keys.
-        partials: for the first row, the place of its partial result; None where the result is
-            final.
+        partial: the place of the first row's partial result; None where the result is final.
         stride: places from the partial results of one packed query token to those of the next.
         stated: what the plan repeats of its request, by name.
     """
