@@ -78,8 +78,7 @@ def _supports_mxfp4(problem: QuantizeProblem, target: Target) -> Refusal | str |
         (problem.power_rule != "rounded", "scales are of rounded amaxes"),
         (problem.dtype == "float32", "takes 16 bits"),
     )  # fmt: skip
-    # The interpreter takes of Python's `mask and other` the last only, so that masks must be full.
-    return why or (refused_groups(problem) if target.device == "cpu" else None) or True
+    return why or True
 
 
 @quantiser(
@@ -91,9 +90,7 @@ def _supports_mxfp4(problem: QuantizeProblem, target: Target) -> Refusal | str |
 def mxfp4(inputs: QuantizeInputs) -> Answer:
     """Quantise groups of 32 by ``downcast_to_mxfp``, whose scales are of exponents' bits."""
     with load(MXFP4_FILE, _mxfp4_stubs) as kernels:
-        tokens = len(inputs.x)
-        rows = {} if inputs.x.is_cuda else {"BLOCK_OUT_DIM": min(tokens & -tokens, 128) or 1}
-        codes, scales, _ = kernels.downcast_to_mxfp(inputs.x, axis=1, **rows)
+        codes, scales, _ = kernels.downcast_to_mxfp(inputs.x, axis=1)
     return codes, scales
 
 

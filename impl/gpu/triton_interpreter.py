@@ -40,6 +40,7 @@ from ..targets.target import Target
 from .annotated import keep_annotations
 from .bfloat16 import compute_bfloat16
 from .bound_names import reach_bound_names
+from .conjunctions import join_blocks
 from .float8 import convert_float8
 from .interpreted import INTERPRETER, before_first_launch, count_launches
 from .kernel_lines import mark_lines, watch_launches
@@ -179,6 +180,7 @@ def _hasten(interpreter: Any) -> None:  # noqa: ANN401  a module
     interpreter._get_np_dtype = _remembered(interpreter)  # noqa: SLF001  there is no public way
     remember_shapes(importlib.import_module("triton.language.core"))
     keep_annotations(interpreter)
+    join_blocks(interpreter)
     count_launches(interpreter)
     mark_lines(interpreter)
     by_slices(interpreter)
