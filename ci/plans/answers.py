@@ -19,7 +19,7 @@ class Answer:
         info: the plan's vector: sizes, and offsets into the two workspaces.
         integers: the workspace of integers on the device.
         spilled: whether a byte behind one of the workspaces was written.
-        error: what the release raised; then there is nothing else.
+        error: what the release raised, or that it never answered; then there is nothing else.
         died: whether its process ended.
     """
 

@@ -102,11 +102,16 @@ def plan(
 def _problem(given: str) -> PlanProblem:
     try:
         data = json.loads(given)
-        if not isinstance(data, dict):
-            raise ValueError("it is no object")  # noqa: TRY301, TRY003, EM101
-        return problem_from_json(data)
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         message = f"--problem: {error}"
+        raise UsageRefusedError(message) from error
+    if not isinstance(data, dict):
+        message = "--problem: it is no object"
+        raise UsageRefusedError(message)
+    try:
+        return problem_from_json(data)
+    except UsageRefusedError as error:
+        message = f"--problem: {error.message}"
         raise UsageRefusedError(message) from error
 
 

@@ -11,10 +11,10 @@ import hypothesis
 from hypothesis import HealthCheck
 
 from ...properties.space.hypothesis_settings import without_local_constants
-from .answers import Planner
+from .answers import Answer, Planner
 from .drawing import plan_problems
 from .known import Known, explanation
-from .laws import NAMES, Case, judge
+from .laws import NAMES, Case, judge, why_it_died
 from .problems import PlanProblem
 
 
@@ -77,6 +77,24 @@ class ProcessEnded(BaseException):
     """The release's process ended. No search goes on, so that no trigger is made smaller."""
 
 
+class Living:
+    """A planner whose process does not end.
+
+    Raises:
+        ProcessEnded: by ``plan``, where it ended or gave no answer in time.
+    """
+
+    def __init__(self, planner: Planner) -> None:
+        self._planner = planner
+
+    def plan(self, problem: PlanProblem, *, after: PlanProblem | None = None) -> Answer:
+        """Plan a problem as the planner does."""
+        answer = self._planner.plan(problem, after=after)
+        if answer.died:
+            raise ProcessEnded(why_it_died(answer))
+        return answer
+
+
 def search(
     planner: Planner,
     version: str,
@@ -105,11 +123,9 @@ def _search_once(
     found: list[Finding] = []
 
     def examine(problem: PlanProblem) -> None:
-        case = Case(planner, problem)
+        case = Case(Living(planner), problem)
         judged.problems += 1
         judged.refused += case.refused
-        if case.answer.died:
-            raise ProcessEnded
         law, why = first_unknown(case, judged, known)
         # Shrinking keeps to one law.
         if law and (not found or found[-1].law == law):
@@ -131,8 +147,8 @@ def _search_once(
             settings(hypothesis.seed(seed)(run))()
     except BrokenError:
         return found[-1]
-    except ProcessEnded:
-        return Finding("answers", "the process of the plan function ended", None)
+    except ProcessEnded as ended:
+        return Finding("answers", str(ended), None)
     return None
 
 

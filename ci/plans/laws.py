@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from .answers import Planner
+from .answers import Answer, Planner
 from .problems import DECODE, FA3, FLOAT_BYTES, INT_BYTES, MLA, PlanProblem
 from .reading import ALL_HEADS, Extent, Item, Plan, place_of, read_plan
 
@@ -61,8 +61,13 @@ class Case:
 def answers(case: Case) -> str:
     """Judge that there is a plan, or a refusal that says what to do."""
     if case.answer.died:
-        return "the process of the plan function ended"
+        return why_it_died(case.answer)
     return "" if case.refused or not case.answer.error else f"it raises: {case.answer.error}"
+
+
+def why_it_died(answer: Answer) -> str:
+    """Return what became of the process of a plan function that gave no answer."""
+    return answer.error or "the process of the plan function ended"
 
 
 def workspace(case: Case) -> str:

@@ -8,6 +8,7 @@ import mmap
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +34,8 @@ SCHEDULER = Path("include", "flashinfer", "attention", "scheduler.cuh")
 PLANS = "plan functions"
 GUARD_BYTES = 1 << 20
 """Bytes behind a workspace that a plan must not touch."""
+ANSWER_SECONDS = 60
+"""Longest time that a plan function may take: a plan takes milliseconds."""
 FLAGS = (
     *("-std=c++17", "-O1", "-w", "-cudart", "none", "-Xcompiler", "-fPIC"),
     *("-gencode", "arch=compute_90a,code=compute_90a"),
@@ -96,6 +99,7 @@ class ReleasedPlanner:
             with name.open("r+b") as file:
                 self._memories.append(mmap.mmap(file.fileno(), 0))
         self._process: subprocess.Popen[str] | None = None
+        self._late = threading.Event()
 
     def close(self) -> None:
         """End the process, and remove the workspaces."""
@@ -114,7 +118,8 @@ class ReleasedPlanner:
                 memory[INT_BYTES:] = self._fresh[INT_BYTES:]
         found = self._ask(problem)
         if found is None:
-            return Answer(died=True)
+            late = f"it did not answer within {ANSWER_SECONDS} s" if self._late.is_set() else ""
+            return Answer(died=True, error=late)
         if "error" in found:
             return Answer(error=shortened(found["error"]))
         spilled = any(memory[INT_BYTES:] != self._fresh[INT_BYTES:] for memory in self._memories)
@@ -124,12 +129,16 @@ class ReleasedPlanner:
         """Return what the process answers; None where it ends."""
         process = self._process or self._start()
         asks, answers = cast("IO[str]", process.stdin), cast("IO[str]", process.stdout)
+        watch = threading.Timer(ANSWER_SECONDS, self._end_late, (process,))
+        watch.start()
         try:
             asks.write(json.dumps(question_of(problem)) + "\n")
             asks.flush()
             line = answers.readline()
         except BrokenPipeError:
             line = ""
+        finally:
+            watch.cancel()
         if not line:
             told = self._end()
             if process.returncode > 0:  # our own code: a fault of the release is a signal
@@ -138,7 +147,12 @@ class ReleasedPlanner:
         found: dict[str, Any] = json.loads(line)
         return found
 
+    def _end_late(self, process: subprocess.Popen[str]) -> None:
+        self._late.set()
+        process.kill()
+
     def _start(self) -> subprocess.Popen[str]:
+        self._late.clear()
         self._process = process = subprocess.Popen(
             [sys.executable, "-I", str(PROCESS), *self._libraries, *self._files],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -8,6 +8,8 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
+import msgspec
+
 from ..console.errors import UsageRefusedError
 
 DECODE, FA2, FA3, MLA = KINDS = ("decode", "fa2", "fa3", "mla")
@@ -19,6 +21,8 @@ CHIPS: Mapping[str, int] = {
     "H100 PCIe": 114, "H100 SXM": 132, "B200": 148, "RTX PRO 6000": 188, "MIG slice": 16,
 }  # fmt: skip
 """Multiprocessors of chips that serve models."""
+LARGEST = 1 << 20
+"""Most tokens of a batch: a law follows each row."""
 
 
 @dataclass(frozen=True)
@@ -132,5 +136,32 @@ def problem_from_json(data: Mapping[str, Any]) -> PlanProblem:
         what = f"field {strange[0]!r}" if strange else f"kind {data.get('kind')!r}"
         message = f"a problem of planning has no {what}"
         raise UsageRefusedError(message)
-    lists = {name: tuple(value) for name, value in data.items() if isinstance(value, list)}
-    return PlanProblem(**{**data, **lists})
+    try:
+        problem = msgspec.convert(dict(data), PlanProblem)
+    except msgspec.ValidationError as error:
+        raise UsageRefusedError(str(error)) from error
+    wrong = _wrong(problem)
+    if wrong:
+        raise UsageRefusedError(wrong)
+    return problem
+
+
+def _wrong(problem: PlanProblem) -> str:
+    """Return why a problem has no plan that could be judged; empty where nothing is wrong."""
+    queries, keys = problem.query_lens, problem.kv_lens
+    bounds = {
+        **dict.fromkeys(("window_left",), (-1, LARGEST)),
+        **dict.fromkeys(("fixed_split", "spare_rows"), (0, LARGEST)),
+        **dict.fromkeys(("page_size", "head_dim", "blocks", "kv_bytes"), (1, 1024)),
+        **dict.fromkeys(("num_kv_heads", "group_size", "multiprocessors"), (1, 1024)),
+    }
+    for name, (least, most) in bounds.items():
+        if not least <= getattr(problem, name) <= most:
+            return f"{name} {getattr(problem, name)} is not within {least} to {most}"
+    if not 1 <= len(keys) == len(queries):
+        return f"query_lens has {len(queries)} requests, kv_lens {len(keys)}: one or more of both"
+    if min(*queries, *keys) < 0 or sum(queries) > LARGEST or sum(keys) > LARGEST:
+        return f"lengths are not negative, and their sum is at most {LARGEST}"
+    if problem.kind == DECODE and set(queries) != {1}:
+        return "query_lens of a decode are 1"
+    return "num_kv_heads of mla is 1" if problem.kind == MLA and problem.num_kv_heads != 1 else ""

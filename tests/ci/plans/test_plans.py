@@ -79,6 +79,35 @@ def test_what_ends_the_process_is_not_kept() -> None:
     ]
 
 
+class DyingLater(StandIn):
+    """A planner whose process ends in the second plan into the same buffers."""
+
+    def plan(self, problem: PlanProblem, *, after: PlanProblem | None = None) -> Answer:
+        return super().plan(problem) if after is None else Answer(died=True, error="no answer")
+
+
+def test_what_ends_the_process_of_a_later_plan_is_not_kept_either() -> None:
+    (found,) = search(DyingLater(), "1.0", DECODE, 5).findings
+    assert (found.law, found.why, found.problem) == ("answers", "no answer", None)
+    assert judge(Case(DyingLater(), SMALL))[0] == "leftovers"
+
+
+def test_a_plan_function_that_does_not_answer_is_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "host.py"
+    script.write_text(
+        "import sys, time\nprint('ready', flush=True)\nsys.stdin.readline()\ntime.sleep(600)\n",
+        encoding="utf-8",
+    )
+    monkeypatch.setattr(planner_module, "PROCESS", script)
+    monkeypatch.setattr(planner_module, "ANSWER_SECONDS", 0.5)
+    with closing(planner_module.ReleasedPlanner("1.0", tmp_path, tmp_path)) as planner:
+        for _ in range(2):  # a process of its own each time
+            answer = planner.plan(SMALL)
+            assert (answer.died, answer.error) == (True, "it did not answer within 0.5 s")
+
+
 def test_bytes_behind_a_workspace_are_seen() -> None:
     spilled = replace(StandIn().plan(SMALL), spilled=True)
     assert judge(Case(Answering(spilled), SMALL))[0] == "workspace"
@@ -138,6 +167,30 @@ def test_wrong_problems_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a problem of planning has no field 'tile'" in capsys.readouterr().err
     assert main(["plan", "0.6.13", "--problem", "[]"]) == 2
     assert "--problem: it is no object" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"kv_lens": [1, "a"]}, r"Expected `int`, got `str` - at `$.kv_lens[1]`"),
+        ({"kv_lens": [1]}, "query_lens has 2 requests, kv_lens 1"),
+        ({"kv_lens": [], "query_lens": []}, "query_lens has 0 requests"),
+        ({"kv_lens": [1, -1]}, "lengths are not negative"),
+        ({"kv_lens": [1 << 20, 1]}, "their sum is at most 1048576"),
+        ({"page_size": 0}, "page_size 0 is not within 1 to 1024"),
+        ({"group_size": True}, "Expected `int`, got `bool`"),
+        ({"kind": "decode"}, "query_lens of a decode are 1"),
+        ({"kind": "mla", "num_kv_heads": 2}, "num_kv_heads of mla is 1"),
+    ],
+)
+def test_a_problem_that_has_no_plan_is_refused(
+    change: dict[str, object], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = json.dumps({**SMALL.to_json(), **change})
+    assert main(["plan", "0.6.13", "--problem", given]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "--problem: " in told
+    assert said in told
 
 
 def test_without_nvcc_it_is_unsupported(
