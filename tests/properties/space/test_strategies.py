@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -40,12 +41,15 @@ from kernelproof.reference import (
     MergeProblem,
     MetadataProblem,
     Problem,
+    QuantizeProblem,
     materialise,
     problem_from_json,
 )
 
 ATTENTION = ("paged_attention", "ragged_attention", "append_paged_kv")
 GATE_WORK = 400_000
+OF_FOUR_BITS = ("fp4", "global_scale")
+"""Axes that make no field by themselves: a test of their own is about them."""
 
 
 def draw(operation: str, count: int, max_work: int = GATE_WORK) -> list[Any]:
@@ -462,11 +466,23 @@ class TestNarrow:
         assert axes is not None
         assert axes.allows("window_left") == all_axes("paged_attention")["window_left"]
 
+    def test_the_example_of_a_format_of_four_bits_has_it(self) -> None:
+        axes = all_axes("quantize")
+        simplest = {name: values[0] for name, values in axes.items()}
+        for format_, factor in itertools.product(axes["fp4"], axes["global_scale"]):
+            chosen = {**simplest, "fp4": format_, "blocks": (1, 16, None), "global_scale": factor}
+            problem = example("quantize", chosen)
+            assert isinstance(problem, QuantizeProblem)
+            assert (problem.codes == "e2m1") == bool(format_)
+            assert has(problem, "scale_format", format_.split()[0] if format_ else "float32")
+            assert has(problem, "global_scale", factor if format_ == "e4m3" else 1.0)
+
     @pytest.mark.parametrize("operation", OPERATIONS)
     def test_the_example_of_each_value_has_it(self, operation: str) -> None:
         axes = all_axes(operation)
         simplest = {name: values[0] for name, values in axes.items()}
-        for name, values in axes.items():
+        by_themselves = {name: axes[name] for name in axes if name not in OF_FOUR_BITS}
+        for name, values in by_themselves.items():
             for value in values:
                 problem = example(operation, {**simplest, name: value})
                 if name == "phase":

@@ -94,9 +94,12 @@ def test_what_says_nothing_of_memory(printed: str) -> None:
 def test_long_prints_are_read_in_little_time(text: str, end: str) -> None:
     printed = text * ((64 << 10) // len(text)) + end
     for before in ("", "MemoryError", "memory allocation of "):
-        began = time.process_time()
-        failed_allocation(before + printed)
-        assert time.process_time() - began < 0.1
+        seconds = []
+        for _ in range(5):  # the quickest of a few: another thread of the process may run beside
+            began = time.process_time()
+            failed_allocation(before + printed)
+            seconds.append(time.process_time() - began)
+        assert min(seconds) < 0.1
 
 
 def died(kind: str, stage: str = "run", printed: str = "", **memory: Any) -> Outcome:  # noqa: ANN401
