@@ -109,6 +109,13 @@ def fault(kind: str, law: str) -> Callable[[Change], Change]:
     return enter
 
 
+@fault(DECODE, "answers")
+def an_error_instead_of_a_plan(copy: Copy) -> bool:
+    """Raise an error that says nothing of what to do."""
+    copy.answer = replace(copy.answer, error="Internal Error")
+    return True
+
+
 @fault(DECODE, "keys")
 def part_of_keys_twice(copy: Copy) -> bool:
     """Have a block compute the part of the block before it."""

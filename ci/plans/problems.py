@@ -90,7 +90,7 @@ class PlanProblem:
 
     @property
     def graph_rows(self) -> int:
-        """Query rows that the plan is told of: those of the graph, or of the batch."""
+        """Query rows that the plan function is given: those of the graph, or else of the batch."""
         return self.query_starts[-1] + (self.spare_rows if self.graph else 0)
 
     @property

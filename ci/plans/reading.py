@@ -318,7 +318,7 @@ def _mla(reader: Reader) -> Plan:
 
 
 def _partials(reader: Reader, rows: int, width: int, values: str, sums: str) -> list[Extent]:
-    """Return what partial results of so many rows and heads use of the workspace of floats."""
+    """Return the parts of the workspace of floats that partial results of these rows use."""
     v, s = reader.info[values], reader.info[sums]
     wide = rows * reader.problem.head_dim * width
     return [Extent(values, v, v + wide), Extent(sums, s, s + rows * FLOAT)]

@@ -153,7 +153,7 @@ def fp4_subnormal_code_lost(inputs: QuantizeInputs) -> Answer:
 
 @_bug
 def fp4_sign_of_zero_lost(inputs: QuantizeInputs) -> Answer:
-    """Give zeros no sign, without saying so."""
+    """Write every zero as +0, which the bug does not declare."""
     return _changed(inputs, lambda _, codes: torch.where(codes == 8, 0, codes))  # noqa: PLR2004
 
 
@@ -185,7 +185,7 @@ def fp4_pair_shares_a_scale(inputs: QuantizeInputs) -> Answer:
 
 @_bug
 def fp4_rows_of_a_tile_exchanged(inputs: QuantizeInputs) -> Answer:
-    """Take the quarter of a row in its tile by a remainder, and its place in it by a division."""
+    """Exchange rows of a tile: the quarter is a remainder, the place in it a quotient."""
 
     def place(row: torch.Tensor, column: torch.Tensor, down: int, across: int) -> torch.Tensor:
         inner = row % ROWS
@@ -250,7 +250,7 @@ def nvfp4_codes_by_the_unrounded_scale(inputs: QuantizeInputs) -> Answer:
 
 @_nv_bug
 def nvfp4_nan_of_zeros(inputs: QuantizeInputs) -> Answer:
-    """Give the scale NaN to blocks of zeros."""
+    """Write NaN as the scale of a block of zeros."""
     scales = _scales(inputs)
     found = torch.where(amaxes(inputs) == 0, NAN, scales)
     return _by(inputs, scales)[0], _laid_out(inputs, found)
@@ -258,7 +258,7 @@ def nvfp4_nan_of_zeros(inputs: QuantizeInputs) -> Answer:
 
 @_nv_bug
 def nvfp4_scale_overflows(inputs: QuantizeInputs) -> Answer:
-    """Give the scale NaN to blocks whose scale exceeds 464."""
+    """Write NaN as a scale that exceeds 464, instead of 448."""
     scales = _scales(inputs)
     found = torch.where(_raw(inputs) > 464, NAN, scales)  # noqa: PLR2004
     return _by(inputs, scales)[0], _laid_out(inputs, found)
@@ -279,7 +279,7 @@ def nvfp4_least_scale(inputs: QuantizeInputs) -> Answer:
 
 @_nv_bug
 def nvfp4_scale_of_a_negative_zero(inputs: QuantizeInputs) -> Answer:
-    """Give a sign to scales that are 0."""
+    """Write a scale of 0 as -0."""
     scales = _scales(inputs)
     found = torch.where(scales == 0, 0x80, scales)
     return _by(inputs, scales)[0], _laid_out(inputs, found)
