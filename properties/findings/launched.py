@@ -64,14 +64,21 @@ class Launched:
         self.why = self.why or told.get("why", "")
         for each in told.get("calls", ()):
             parts = {"features": tuple(each["features"]), "kernels": tuple(each["kernels"])}
-            self.calls.setdefault(each["id"], LaunchedCall(**{**each, **parts}))
+            self._note(LaunchedCall(**{**each, **parts}))
 
     def include(self, other: Launched) -> None:
         """Add what other calls launched."""
-        self.calls = {**other.calls, **self.calls}
+        for each in other.calls.values():
+            self._note(each)
         self.called |= other.called
         self.seconds += other.seconds
         self.why = self.why or other.why
+
+    def _note(self, call: LaunchedCall) -> None:
+        known = self.calls.get(call.id)
+        # An empty problem launches none where others of its specialisation do.
+        if known is None or not known.kernels:
+            self.calls[call.id] = call
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -125,9 +132,11 @@ def launched_text(launched: Launched, seconds: float) -> str:
     if launched.why and not launched.calls:
         return f"kernel names: not recorded, {launched.why}"
     share = f", in {launched.seconds / seconds:.1%} of the laws' time" if seconds else ""
+    silent = sum(not each.kernels for each in launched.calls.values())
+    none = f" ({silent} launched none)" if silent else ""
     told = (
         f"kernels run: {known['distinct']} distinct, in {known['named']} of "
-        f"{count_of(known['specialisations'], 'specialisation')}{share}"
+        f"{count_of(known['specialisations'], 'specialisation')}{none}{share}"
     )
     return f"{told}; not recorded: {known['not_recorded']}" if known["not_recorded"] else told
 

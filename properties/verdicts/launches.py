@@ -195,8 +195,10 @@ class Launches:
             return
         if names:
             self._tried.pop(key, None)
-        elif not kernels and self._tried.get(key, 0) < MOST_TRIES:
-            return  # none was seen: another call is tried
+        elif not kernels and (tried := self._tried.get(key, 0)) < MOST_TRIES:
+            if tried and not self.why:  # none was seen: another call is tried, which may not come
+                self.calls.setdefault(own, {**about, "id": own, "kernels": []})
+            return
         self.calls[own] = {**about, "id": own, "kernels": kernels}
         wrong = unclaimed(self.claim, kernels, launch_names.ever())
         if wrong is None:

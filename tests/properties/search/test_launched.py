@@ -67,6 +67,15 @@ def test_what_was_not_named_is_a_sentence() -> None:
         "kernels run: 0 distinct, in 0 of 1 specialisation, in 1.0% of the laws' time; not "
         "recorded: 1 specialisation ended before a call of it was profiled"
     )
+    empty = {"id": "0123456789", "step": "", "module": "", "features": [], "size": 0, "kernels": []}
+    launched.add({"calls": [empty]})
+    assert "in 1 of 1 specialisation (1 launched none), in" in launched_text(launched, 9.0)
+    other = Launched()
+    other.add({"calls": [{**empty, "kernels": [TILED]}]})
+    launched.include(other)  # kernels of another call count, whichever comes first
+    other.include(launched)
+    assert launched.kernels == other.kernels == (TILED,)
+    launched.calls.clear()
     launched.add({"why": "torch's profiler raised OSError: no CUPTI"})
     assert launched_text(launched, 9.0) == (
         "kernel names: not recorded, torch's profiler raised OSError: no CUPTI"

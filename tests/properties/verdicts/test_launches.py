@@ -151,6 +151,15 @@ def test_a_call_that_tunes_or_launches_nothing_is_looked_at_again() -> None:
     assert [each["kernels"] for each in idle.to_json()["calls"]] == [[]]
 
 
+def test_a_call_that_launches_nothing_is_named_at_once() -> None:
+    launches = of(Profiler())
+    call(launches)  # perhaps the only one of its specialisation
+    (told,) = launches.to_json()["calls"]
+    assert told["kernels"] == []
+    assert told["id"] in launches.to_json()["called"]
+    assert not launches.to_json()["known"]
+
+
 def test_what_triton_compiled_tells_its_calls_apart() -> None:
     launches = of(profiler := Profiler("_mine"), "triton", "triton")
     for compiled in ("a", "b", "a"):
