@@ -229,6 +229,12 @@ JUDGE = (
     ),
     DISTRUST,
     law_option(
+        "--mps/--no-mps",
+        default=True,
+        help="Whether the processes of a run may share a GPU through NVIDIA's MPS, in a daemon of "
+        "their own. Default: where it is installed.",
+    ),
+    law_option(
         "--examples",
         metavar="PLACE[,PLACE]",
         help="Share failing examples of --profile nightly: a folder, github:OWNER/REPO, a Redis "
@@ -331,7 +337,7 @@ SECTIONS = {
         "--expectations", "--policy", "--corpus", "--examples", "--allow-incomplete",
         "--require-claims",
     ),
-    "Machine": ("--device", "--jobs", "--ray", "--resume"),
+    "Machine": ("--device", "--jobs", "--mps", "--ray", "--resume"),
     "Support rules": ("--gating", "--rules", "--without-rule"),
 }  # fmt: skip
 """Options of check, gate and bump by the heading under which their help shows them."""

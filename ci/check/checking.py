@@ -80,6 +80,7 @@ class Request:
     soak: int | None = None
     sanitizer: str | None = None
     distrust: bool = False
+    mps: bool = True
     examples: str | None = None
     corpus: Path | None = None
     costs: Path | None = None
@@ -247,6 +248,7 @@ def _plan(request: Request, ledger: Ledger) -> Plan:
         costs=_costs(request),
         sanitizer=_sanitizer(request),
         distrust=request.distrust,
+        mps=request.mps,
         seconds=60 * (request.minutes or MINUTES.get((profile.name, request.device), math.inf)),
         builds=read_builds(request.cases),
         exit_first=request.exit_first,

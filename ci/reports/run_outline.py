@@ -89,7 +89,9 @@ def outline_of(summary: Summary, *, whole: bool) -> Iterator[Part]:
     style = {"conforming": "bold green", "nonconforming": "bold red"}
     verdict = style.get(summary.verdict, "bold yellow")
     ran = kernel_lines(reports, whole=whole)
-    yield Part("Verdict", [Line("", summary.sentence, verdict), *ran], folded=False)
+    shared = summary.report.target.get("mps")
+    shares = [Line("GPU", shared)] if shared else []
+    yield Part("Verdict", [Line("", summary.sentence, verdict), *ran, *shares], folded=False)
     yield Part("Errors", _errors(reports, summary))
     causes = [cause for each in reports for cause in new_findings(each)]
     yield Part("New findings", [finding_block(each, whole=whole) for each in causes])

@@ -44,9 +44,11 @@ class Outcome:
     stderr: str = ""  # the end of what was printed in this case, to standard output too
     stack: str = ""  # hang: the stacks of all threads; crash: faulthandler's report
     detail: str = ""  # one sentence, or the handler's traceback
-    # Whether code of others than this request's ran in the process before: what went wrong may be
-    # their doing.
+    # Whether code of others than this request's ran in the process before, or ran on its GPU at
+    # the same time: what went wrong may be their doing.
     shared: bool = False
+    # Whether all processes that share the GPU have lost it: one of them is at fault.
+    faulted: bool = False
     log: str = ""  # what the program that the process runs under has written in this case
     # Whether a process died in this case because the kernel ended it for lack of memory.
     starved: bool = False

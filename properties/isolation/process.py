@@ -32,6 +32,7 @@ from .stage_clock import StageClock
 from .stages import (
     BOARD_BYTES,
     LINK,
+    VARIABLES,
     Board,
     Deadlines,
     FrameReader,
@@ -102,6 +103,8 @@ class WorkerProcess:
 
     def __init__(self, recipe: Recipe) -> None:
         self.ended = False
+        self.variables: Mapping[str, str] = {}
+        """Variables that it sets before it takes up its first request."""
         self.left: tuple[str, ...] = ()
         """Command lines of processes that the code under test has left; known after ``end``."""
         self.tenants: set[object] = set()
@@ -184,6 +187,11 @@ class WorkerProcess:
         return self.answer()
 
     @property
+    def unused(self) -> bool:
+        """Whether it was asked nothing yet."""
+        return self._requests == 0
+
+    @property
     def has_answered(self) -> bool:
         """Whether it has answered what it was asked, and was asked anything."""
         return self._requests > 0 and not self._unanswered
@@ -207,7 +215,8 @@ class WorkerProcess:
             link: an end of a connection that the handler is given, as the payload's ``link``.
         """
         linked = {} if link is None else {LINK: True}
-        request = frame({"id": self._requests + 1, "payload": payload, **linked})
+        late = {} if self._requests or not self.variables else {VARIABLES: dict(self.variables)}
+        request = frame({"id": self._requests + 1, "payload": payload, **linked, **late})
         self._requests += 1
         if not self._unanswered:
             # Of requests that are sent ahead, the output begins where that of the one before ends.

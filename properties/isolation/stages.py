@@ -27,6 +27,8 @@ SPECIALISE: Final = "specialise"
 BOARD_BYTES: Final = mmap.PAGESIZE
 # The field of a request's payload that holds a connection to another process, if it came with one.
 LINK: Final = "link"
+# The field of a request, beside its payload, that holds variables of the environment.
+VARIABLES: Final = "variables"
 
 _NUMBERS: Final = {name: number for number, name in enumerate(STAGES)}
 _STAGE_BITS: Final = 3

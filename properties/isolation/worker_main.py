@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import reads
 from .memory_use import KEPT_BYTES
-from .stages import LINK, SPECIALISE, Board, FrameReader, WorkerOptions, frame
+from .stages import LINK, SPECIALISE, VARIABLES, Board, FrameReader, WorkerOptions, frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -132,6 +132,8 @@ def _serve(options: WorkerOptions) -> None:
     requests = FrameReader(connection, links=True)
     while (request := requests.read()) is not None:
         link = requests.links.popleft() if request.get(LINK) else None
+        if isinstance(variables := request.get(VARIABLES), dict):
+            os.environ.update(variables)
         reply = _answer(handler, request, monitor, link, output)
         if getpid() != process:
             # The code under test forked and its child came back here: it must not answer as well.

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from .mps import Client, SharedGpu
+
 __all__ = ["DEFAULT_MEMORY_LIMIT", "Deadlines", "Outcome", "Worker", "WorkerPool"]
 
 # What one case may well need (bytes), with room left for the machine's other work.
@@ -85,6 +87,8 @@ class Worker:
         self._process: WorkerProcess | None = supply.start() if started else None
         self._asked: deque[tuple[Mapping[str, object], Deadlines]] = deque()
         self._second: WorkerProcess | None = None  # see SECOND
+        self._client: Client | None = None  # what makes the process share the GPU
+        self._alone = False  # the process does not share it, whether others do or not
         self._sent = 0  # of the process's requests, those without an answer
         self._quick = False  # the last answer came soon
         self._note = ""
@@ -169,16 +173,28 @@ class Worker:
         """Run the code of another, in a fresh process if the last one's has started something."""
         if owner != self.owner and self._process is not None and self._process.has_children():
             self.renew()
+        if self._alone and self._supply.client() is not None:
+            if self._process is not None and not self._process.unused:
+                self._end()
+            self._alone = False
         self.owner = owner
         self.owners.add(owner)
 
     def shared_with_others(self, tenant: object) -> bool:
-        """Whether code of others than a tenant has run in the process."""
-        return self._process is not None and bool(self._process.tenants - {tenant})
+        """Whether code of others than a tenant has run in the process, or runs on its GPU."""
+        if self._process is None:
+            return False
+        will_share = self._process.unused and not self._alone and self._supply.client() is not None
+        shares = self._client is not None or will_share
+        return shares or bool(self._process.tenants - {tenant})
 
     def renew(self) -> None:
-        """Replace the process by a fresh one, in which no earlier case has left anything."""
+        """Replace the process by a fresh one, in which no earlier case has left anything.
+
+        It does not share its GPU either, until the worker is lent again.
+        """
         self._end()
+        self._alone = True
         self._process = self._supply.replace()
 
     def drop(self) -> None:
@@ -196,7 +212,7 @@ class Worker:
             raise
 
     def _end(self) -> None:
-        self._sent = 0
+        self._sent, self._client = 0, None
         if self._process is not None:
             self._supply.end(self._process, self.owner)
             self._process = None
@@ -247,6 +263,8 @@ class Worker:
         failure = self._get_second_ready(deadlines) if SECOND in payload else None
         if failure is not None:
             return failure
+        if self._client is not None and not self._supply.serves(self._client):
+            self.renew()  # another process's fault has ended its context
         for _ in range(_ATTEMPTS):
             if self._process is None:
                 self._process = self._supply.replace()
@@ -256,11 +274,18 @@ class Worker:
                 self._supply.check_open()  # a process that close() killed has not failed
                 return failure
             if not self._process.exited():
+                self._share(self._process)
                 return None
             # Nothing was asked of it: its death is an earlier case's doing, not this one's.
             self._note = "the process before this one died after its last reply"
             self._end()
         return Outcome("error", kind="start", detail="the workers die before any request")
+
+    def _share(self, process: WorkerProcess) -> None:
+        """Let a process share the GPU, which it does from its first request on or never."""
+        if process.unused and not self._alone:
+            self._client = self._supply.client()
+            process.variables = self._client.environment if self._client else {}
 
     def _get_second_ready(self, deadlines: Deadlines) -> Outcome | None:
         # Before it is needed: no law's time goes by while it starts.
@@ -292,6 +317,9 @@ class Worker:
             outcome = dataclasses.replace(outcome, shared=True)
         self._sent -= 1
         last = (outcome.result or {}).pop(LAST_REPLY, False)  # also where the process has ended
+        if self._client is not None and (last or outcome.status == "crash"):
+            self._supply.note_fault(self._client)
+            outcome = dataclasses.replace(outcome, faulted=True)
         if self._process.ended or last:
             self.renew()  # raises once the pool is closed: then close() was what killed it
         else:
@@ -347,6 +375,8 @@ class WorkerPool:
     forks: let the processes be forks of one that has imported `preload` (Linux, without `under`):
         a process starts in hundredths of a second then, and not in the time that torch takes.
     started: whether processes start before they are asked.
+    gpu: what processes share a GPU through; it outlives the pool. A process that takes the place of
+        another shares nothing until its worker is lent again.
 
     The processes start at once and in the background; the first request waits for its own.
     """
@@ -365,6 +395,7 @@ class WorkerPool:
         executable: str = sys.executable,
         forks: bool = True,
         started: bool = True,
+        gpu: SharedGpu | None = None,
     ) -> None:
         if not all(handler.partition(":")):
             msg = f"handler must be 'module:function', not {handler!r}"
@@ -385,7 +416,7 @@ class WorkerPool:
                 entry or str(Path.cwd()) for entry in (sys.path if sys_path is None else sys_path)
             ),
         )
-        self._supply = _Supply(recipe, standby=standby)
+        self._supply = _Supply(recipe, standby=standby, gpu=gpu)
         self._freed = threading.Condition()
         self._owner = os.getpid()
         atexit.register(self.close)
@@ -492,8 +523,9 @@ def _caches() -> dict[str, str]:
 class _Supply:
     """The processes of one pool: the ones at work, and the standby that replaces them."""
 
-    def __init__(self, recipe: Recipe, *, standby: bool) -> None:
+    def __init__(self, recipe: Recipe, *, standby: bool, gpu: SharedGpu | None) -> None:
         self.closed = False
+        self._gpu = gpu
         self.replaced = 0
         self.recipe = recipe
         self.leftovers = Leftovers()
@@ -529,6 +561,19 @@ class _Supply:
         with self._lock:
             if self._standby is None and self._wants_standby and self.replaced and not self.closed:
                 self._standby = self.start()
+
+    def client(self) -> Client | None:
+        """Return what makes a process share its GPU; None where none does."""
+        return None if self._gpu is None else self._gpu.client()
+
+    def serves(self, client: Client) -> bool:
+        """Whether no fault has ended what a process shares."""
+        return self._gpu is not None and self._gpu.serves(client)
+
+    def note_fault(self, client: Client) -> None:
+        """Note that a fault has ended what a process shares, of this process or another."""
+        if self._gpu is not None:
+            self._gpu.note_fault(client)
 
     def end(self, process: WorkerProcess, owner: str) -> None:
         """End a process for good, in which the code of this owner ran last."""

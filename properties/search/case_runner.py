@@ -227,7 +227,7 @@ class CaseRunner:
             self.candidate.deadlines.record(problem, verdict.seconds / verdict.calls)
         # Before it is counted: the verdict of a process that others have used accuses nobody yet.
         if outcome.shared and self._confirms and self._accused(problem, verdict):
-            return self._judged_alone(problem)
+            return self._judged_alone(problem, faulted=outcome.faulted)
         return verdict
 
     def _with_memory(self, problem: Problem, outcome: Outcome) -> tuple[Outcome, Verdict]:
@@ -257,17 +257,18 @@ class CaseRunner:
     def _accused(self, problem: Problem, verdict: Verdict) -> bool:
         return verdict.bad and self.candidate.explanation(self.law.name, verdict, problem) is None
 
-    def _judged_alone(self, problem: Problem) -> Verdict:
+    def _judged_alone(self, problem: Problem, *, faulted: bool) -> Verdict:
         """Judge again what failed in a process in which code of others ran: it may be their doing.
 
         Where it is, the implementation has processes of its own from now on, so that what it does
-        itself after many calls is seen.
+        itself after many calls is seen. Not so after a fault that has ended the work of all that
+        share the GPU: most of them have no part in it.
         """
         if not self.died:  # else it has a fresh process already
             self.renew()
         deadlines = self.candidate.deadlines_of(self.law, problem)
         verdict = self._learn(problem, self._worker.run(self._request(problem), deadlines))
-        self.candidate.alone = self.candidate.alone or not verdict.bad
+        self.candidate.alone = self.candidate.alone or not (verdict.bad or faulted)
         return verdict
 
     def _count(self, problem: Problem, verdict: Verdict) -> Verdict:

@@ -12,6 +12,7 @@ import math
 import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import BoundedSemaphore
@@ -34,6 +35,7 @@ from ..findings.report import (
 )
 from ..isolation.gpus import processes_for, visible_devices
 from ..isolation.machine import cores
+from ..isolation.mps import share_gpu
 from ..isolation.reads import Read
 from ..isolation.workers import Worker
 from ..laws import Law
@@ -258,8 +260,16 @@ class Run:
         )
         # Each worker costs seconds to start: none more than there are laws to run.
         size = min(self._jobs, count * len(plan.laws) or self._jobs)
+        # A tool and a process that judges have one process of a GPU in mind.
+        self._sharing = 0 if plan.sanitizer or plan.distrust or not plan.mps else size
+        self._gpu = share_gpu(plan.device, self._sharing)
         self._pool = open_pool(
-            plan.device, size=size, tool=plan.sanitizer, started=count > 0, preload=plan.preload
+            plan.device,
+            size=size,
+            tool=plan.sanitizer,
+            started=count > 0,
+            preload=plan.preload,
+            gpu=self._gpu,
         )
         self._scheduler = Scheduler(
             self._pool, self._jobs, self.ending, beside=count, close=self._builder.close
@@ -306,12 +316,14 @@ class Run:
                 examined.report, partial(self._prepare, examined), partial(self._begin, examined)
             )
         try:
-            with self._pool:
+            with self._gpu or nullcontext(), self._pool:
                 self._scheduler.run(self._ask_rest)
         finally:
             self.ending.stop()
             run.ended, run.lost = self.ending.ended, self.ending.lost
             run.respawns = self._pool.respawns
+            if self._gpu is not None:
+                run.target["mps"] = self._gpu.text(self._sharing)
             run.seconds = time.monotonic() - start
             for examined in self._examined:
                 self._complete(examined)

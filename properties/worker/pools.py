@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from ..isolation import sanitizer
+from ..isolation.mps import SharedGpu
 from ..isolation.workers import DEFAULT_MEMORY_LIMIT, WorkerPool
 from ..verdicts.memory_need import worker_limit
 
@@ -28,6 +29,7 @@ def open_pool(
     executable: str = sys.executable,
     started: bool = True,
     preload: Sequence[str] = (),
+    gpu: SharedGpu | None = None,
 ) -> WorkerPool:
     """Start workers for a device.
 
@@ -43,6 +45,7 @@ def open_pool(
         executable: their interpreter, this process's unless there is another, with a ``sys_path``.
         started: whether they start before they are asked.
         preload: further modules that each has at its start.
+        gpu: what they share a GPU through, see ``share_gpu``; they have it in turns if None.
 
     Raises:
         SanitizerMissingError: it is not installed.
@@ -62,6 +65,7 @@ def open_pool(
         sys_path=sys_path,
         executable=executable,
         started=started,
+        gpu=gpu,
         forks=device == "cpu",
         # CUDA reserves address space by the terabyte.
         memory_limit=worker_limit(DEFAULT_MEMORY_LIMIT) if device == "cpu" else None,

@@ -73,6 +73,10 @@ def do_fail_after_others(*, monitor: Monitor, name: str) -> dict[str, object]:  
     return {"seen": len(_seen)}
 
 
+def do_variable(*, monitor: Monitor, name: str) -> dict[str, object]:  # noqa: ARG001
+    return {"value": os.environ.get(name)}
+
+
 def do_end(*, monitor: Monitor) -> dict[str, object]:  # noqa: ARG001
     return {"pid": os.getpid(), "last_reply": True}
 

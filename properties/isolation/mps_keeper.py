@@ -1,0 +1,50 @@
+"""Starts NVIDIA's MPS daemon, and ends it at the end of whoever has started this process.
+
+It is run by its path, without the package: ``python -I -S mps_keeper.py PROGRAM FOLDER``. The
+folder is the daemon's, and is removed with it. The end of standard input is the end; the process
+has a session of its own, so that Ctrl-C is not for it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+READY = b"ready\n"
+"""What is written once clients may come."""
+_SECONDS = 10.0
+_QUIT = b"quit -t 1\n"  # seconds that clients are given
+
+
+def main() -> None:
+    """Keep a daemon until the end of standard input."""
+    program, folder = sys.argv[1:]
+    try:
+        if _ended_well([program, "-d"], b""):
+            sys.stdout.buffer.write(READY)
+            sys.stdout.buffer.flush()
+            sys.stdin.buffer.read()
+            _ended_well([program], _QUIT)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _ended_well(command: list[str], told: bytes) -> bool:
+    # The daemon keeps what it inherits: with a pipe, nobody would see the program's end.
+    try:
+        ended = subprocess.run(
+            command,
+            input=told,
+            check=False,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return ended.returncode == 0
+
+
+if __name__ == "__main__":
+    main()
