@@ -80,7 +80,7 @@ class Request:
     soak: int | None = None
     sanitizer: str | None = None
     distrust: bool = False
-    mps: bool = True
+    mps: bool = False
     examples: str | None = None
     corpus: Path | None = None
     costs: Path | None = None

@@ -102,6 +102,7 @@ def _no_cascade(problem: AttentionProblem, _: Target) -> str | None:
     attention_refusal,
     features=(),
     library=attention_library("batch_prefill", "auto"),  # FA3's on SM90
+    runs=("BatchPrefillWithPagedKVCacheKernel", "PrefillWithKVCacheKernel"),
     build_minutes=FA3.build_minutes,
     arithmetic=replace(FA3.arithmetic, partial_outputs=True, merged_outputs=MERGED_ABOVE),
     wide_arithmetic=(),

@@ -1,8 +1,9 @@
 """NVIDIA's Multi-Process Service (MPS): kernels of several processes run on a GPU at the same time.
 
 Without it processes have the GPU in turns, and small kernels leave most of it idle. Its price is
-that an illegal access in one process ends the CUDA contexts of all that share the GPU: what fails
-there accuses nobody before it has failed in a process that does not share (`workers.py`).
+that an illegal access in one process ends the CUDA contexts of all that share the GPU, and so may
+the end of a process whose kernels have not ended: what fails there accuses nobody before it has
+failed in a process that does not share (`workers.py`).
 
 A daemon of this run only serves it, by a folder of its own: no setting of the GPU is changed, and
 other programs have the GPU as before.
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -148,7 +148,7 @@ def share_gpu(device: str, processes: int) -> SharedGpu | None:
         processes: how many are to share it.
     """
     # Whoever names a folder has a daemon already, which its processes share by themselves.
-    if device != "cuda" or processes < 2 or PIPES in os.environ or shutil.which(CONTROL) is None:  # noqa: PLR2004
+    if device != "cuda" or processes < 2 or PIPES in os.environ:  # noqa: PLR2004
         return None
     try:
         return SharedGpu()

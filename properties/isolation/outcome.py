@@ -47,7 +47,7 @@ class Outcome:
     # Whether code of others than this request's ran in the process before, or ran on its GPU at
     # the same time: what went wrong may be their doing.
     shared: bool = False
-    # Whether all processes that share the GPU have lost it: one of them is at fault.
+    # Whether all processes that share the GPU have lost it, or may have: one of them is at fault.
     faulted: bool = False
     log: str = ""  # what the program that the process runs under has written in this case
     # Whether a process died in this case because the kernel ended it for lack of memory.

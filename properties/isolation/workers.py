@@ -317,7 +317,8 @@ class Worker:
             outcome = dataclasses.replace(outcome, shared=True)
         self._sent -= 1
         last = (outcome.result or {}).pop(LAST_REPLY, False)  # also where the process has ended
-        if self._client is not None and (last or outcome.status == "crash"):
+        # Not only a fault: the end of a process amid its work may end the others' contexts too.
+        if self._client is not None and (last or outcome.died):
             self._supply.note_fault(self._client)
             outcome = dataclasses.replace(outcome, faulted=True)
         if self._process.ended or last:

@@ -87,7 +87,7 @@ class Plan:
         environment: further variables for workers beside the run's own.
         sanitizer: tool of compute-sanitizer that the workers run under; none if empty.
         distrust: whether processes in which no implementation is loaded judge.
-        mps: whether processes may share a GPU through NVIDIA's MPS, where that is installed.
+        mps: whether processes share a GPU through NVIDIA's MPS, where that is installed.
         seconds: the seconds of the whole run, after which no law begins and those under way end.
         builds: minutes of one core that libraries took to build in earlier runs, by their names.
         part: the part of the laws that this run has; all if None.
@@ -117,7 +117,7 @@ class Plan:
     environment: Mapping[str, str] = field(default_factory=dict)
     sanitizer: str = ""
     distrust: bool = False
-    mps: bool = True
+    mps: bool = False
     seconds: float = math.inf
     builds: Mapping[str, float] = field(default_factory=dict)
     part: Part | None = None

@@ -126,6 +126,9 @@ def judge_known(entry: Entry, case: Case, worker: Worker, candidate: Candidate) 
         DeviceLostError: it took the device with it.
         HarnessError: the suite itself failed.
     """
+    if entry.is_forceful and worker.shared_with_others(candidate.address.reference):
+        worker.renew()  # its fault would end the work of all that share the GPU
+        warm_up(worker, candidate)
     verdict = judge_stored(case, worker, candidate)
     if not entry.explains(case.law, verdict, case.problem):
         worker.renew()

@@ -176,7 +176,9 @@ class Launches:
         try:
             profile[0].__exit__(None, None, None)
         except Exception as error:  # noqa: BLE001  as above
-            self.why = f"torch's profiler raised {type(error).__name__}: {message_of(error)}"
+            # Where the GPU has faulted, the call has failed, not the profiler.
+            if not isinstance(error, torch.AcceleratorError):
+                self.why = f"torch's profiler raised {type(error).__name__}: {message_of(error)}"
             return []
         return profile[1]
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -303,3 +304,38 @@ class TestReplaying:
         with closing(Suite(choices)) as suite:
             judged = [suite.judge(item) for item in suite.items if item.case]
         assert [each.outcome for each in judged] == ["xfailed", "xfailed"]
+
+
+@pytest.mark.parametrize(
+    ("status", "kinds", "shares", "renewed"),
+    [
+        ("HANG", (), True, 1),
+        ("CRASH", ("AcceleratorError",), True, 1),
+        ("HANG", (), False, 0),
+        ("FAIL", (), True, 0),
+    ],
+)
+def test_a_known_hang_shares_its_gpu_with_nobody(
+    status: str,
+    kinds: tuple[str, ...],
+    shares: bool,
+    renewed: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order: list[str] = []
+    worker: Any = SimpleNamespace(
+        shared_with_others=lambda _: shares, renew=lambda: order.append("renewed")
+    )
+    candidate: Any = SimpleNamespace(address=SimpleNamespace(reference=""))
+
+    def judged(*_: object) -> Verdict:
+        order.append("judged")
+        return Verdict("PASS")
+
+    monkeypatch.setattr(replays, "judge_stored", judged)
+    monkeypatch.setattr(replays, "warm_up", lambda *_: None)
+    known = entry(store(tmp_path, "case"), status=status, kinds=kinds)
+    monkeypatch.setattr(Entry, "explains", lambda *_: True)
+    replays.judge_known(known, load_case(tmp_path / "case.json"), worker, candidate)
+    assert order == [*(["renewed"] * renewed), "judged"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kernelproof.properties.isolation.mps import CONTROL, MOST_FAULTS, PIPES, SharedGpu, share_gpu
-from kernelproof.properties.isolation.workers import Worker, WorkerPool
+from kernelproof.properties.isolation.workers import Deadlines, Worker, WorkerPool
 
 HERE = Path(__file__).parents[1]
 DAEMON = f"""\
@@ -79,7 +79,7 @@ def test_only_several_processes_on_a_gpu_share(log: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv(PIPES, folder)  # whoever has a daemon shares without ours
     assert share_gpu("cuda", 2) is None
     monkeypatch.delenv(PIPES)
-    monkeypatch.setenv("PATH", folder)
+    monkeypatch.setenv("PATH", folder)  # without the program
     assert share_gpu("cuda", 2) is None
 
 
@@ -148,10 +148,11 @@ def test_a_fault_ends_what_all_share(gpu: SharedGpu) -> None:
     assert "a fault ended the work of all" in gpu.text(2)
 
 
-def test_a_death_by_a_signal_may_be_a_fault(gpu: SharedGpu) -> None:
+@pytest.mark.parametrize(("do", "status"), [("abort", "crash"), ("sleep", "hang")])
+def test_a_death_may_end_the_work_of_all(gpu: SharedGpu, do: str, status: str) -> None:
     with make_pool(gpu) as pool, pool.lease() as worker:
-        outcome = worker.run({"do": "abort"})
-        assert (outcome.status, outcome.faulted, gpu.faults) == ("crash", True, 1)
+        outcome = worker.run({"do": do}, Deadlines(run=0.4))
+        assert (outcome.status, outcome.faulted, gpu.faults) == (status, True, 1)
 
 
 def test_after_several_faults_processes_have_the_gpu_in_turns(gpu: SharedGpu, log: Path) -> None:

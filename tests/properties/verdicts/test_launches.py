@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from kernelproof.impl import Target, find_implementation
 from kernelproof.impl.gpu import launch_names
 from kernelproof.impl.targets.kernel_names import (
     Claim,
@@ -16,7 +18,7 @@ from kernelproof.impl.targets.kernel_names import (
     short_name,
     unclaimed,
 )
-from kernelproof.properties.verdicts.launches import MOST_TRIES, Launches
+from kernelproof.properties.verdicts.launches import MOST_TRIES, Launches, claim_of
 from kernelproof.reference import AttentionProblem
 
 FA2 = "void flashinfer::BatchPrefillWithPagedKVCacheKernel<flashinfer::A<(B)1>, P>(P)"
@@ -106,6 +108,13 @@ def test_what_is_claimed_and_what_is_unknown_is_no_finding(
     assert unclaimed(claim, kernels) is None
 
 
+def test_a_cascade_runs_either_of_two_backends() -> None:
+    cascade = claim_of(find_implementation("flashinfer-cascade"), Target(90))
+    assert unclaimed(cascade, [FA2]) is None
+    assert unclaimed(cascade, [FA3, FA2]) is None
+    assert unclaimed(cascade, [GEMM]) is not None
+
+
 def test_triton_s_kernels_are_known_by_their_launch() -> None:
     assert unclaimed(Claim("triton", "triton"), ["_gemm"], {"_gemm"}) is None
     assert unclaimed(Claim("triton", "triton"), ["_gemm"]) is not None
@@ -190,6 +199,17 @@ def test_a_profiler_that_fails_is_a_sentence() -> None:
         assert not launches.to_json()["calls"]
         assert len(launches.to_json()["called"]) == 1
         assert launches.wrong is None
+
+
+def test_a_fault_of_the_call_is_not_the_profiler_s() -> None:
+    @contextmanager
+    def faulting() -> Iterator[list[str]]:
+        yield []
+        raise torch.AcceleratorError
+
+    launches = Launches(Claim("fa2"), lambda _: "", faulting)
+    call(launches)
+    assert launches.why == ""
 
 
 def test_a_call_that_raises_is_not_noted() -> None:
