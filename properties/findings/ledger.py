@@ -227,6 +227,13 @@ class Ledger:
             for entry in self.entries
         )
 
+    def is_deadly(self, implementation: str, law: str, target: Target) -> bool:
+        """Whether an implementation is known to hang or fault under a law on a machine."""
+        return any(
+            entry.is_forceful and entry.of_law(law) and entry.covers(implementation, target)
+            for entry in self.entries
+        )
+
 
 def read_case(path: Path) -> tuple[str, Problem, dict[str, Any]]:
     """Read a case file: its law, its problem, and all of it.

@@ -180,13 +180,18 @@ class Worker:
         self.owner = owner
         self.owners.add(owner)
 
+    @property
+    def shares_gpu(self) -> bool:
+        """Whether the process shares its GPU, or will from its first request on."""
+        if self._client is not None:
+            return True
+        unused = self._process is None or self._process.unused
+        return unused and not self._alone and self._supply.client() is not None
+
     def shared_with_others(self, tenant: object) -> bool:
         """Whether code of others than a tenant has run in the process, or runs on its GPU."""
-        if self._process is None:
-            return False
-        will_share = self._process.unused and not self._alone and self._supply.client() is not None
-        shares = self._client is not None or will_share
-        return shares or bool(self._process.tenants - {tenant})
+        has_run = self._process is not None and bool(self._process.tenants - {tenant})
+        return has_run or self.shares_gpu
 
     def renew(self) -> None:
         """Replace the process by a fresh one, in which no earlier case has left anything.

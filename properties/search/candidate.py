@@ -144,6 +144,10 @@ class Candidate:
         """Return the ledger entry that explains a verdict under a law, if one does."""
         return self.ledger.explanation(self.own_name, law, verdict, problem, self.target)
 
+    def is_deadly(self, law: str) -> bool:
+        """Whether it is known to hang or fault under a law."""
+        return self.ledger.is_deadly(self.own_name, law, self.target)
+
     def is_known(self, problem: Problem) -> bool:
         """Whether a ledger entry explains what the operation's main law says of a problem."""
         law = ANSWERS[problem.operation].law

@@ -180,8 +180,10 @@ class CaseRunner:
         """Make the first call of the implementation, where the process has made none."""
         start = time.monotonic()
         candidate = self.candidate
-        if candidate.alone and self._worker.shared_with_others(candidate.address.reference):
-            self._worker.renew()
+        worker, deadly = self._worker, candidate.is_deadly(self.law.name)
+        lonely = candidate.alone and worker.shared_with_others(candidate.address.reference)
+        if lonely or (deadly and worker.shares_gpu):  # it would end the others' work on the GPU
+            worker.renew()
         warm_up(self._worker, self.candidate)
         self.starting_seconds += time.monotonic() - start
 

@@ -126,7 +126,7 @@ def judge_known(entry: Entry, case: Case, worker: Worker, candidate: Candidate) 
         DeviceLostError: it took the device with it.
         HarnessError: the suite itself failed.
     """
-    if entry.is_forceful and worker.shared_with_others(candidate.address.reference):
+    if entry.is_forceful and worker.shares_gpu:
         worker.renew()  # its fault would end the work of all that share the GPU
         warm_up(worker, candidate)
     verdict = judge_stored(case, worker, candidate)

@@ -324,10 +324,8 @@ def test_a_known_hang_shares_its_gpu_with_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     order: list[str] = []
-    worker: Any = SimpleNamespace(
-        shared_with_others=lambda _: shares, renew=lambda: order.append("renewed")
-    )
-    candidate: Any = SimpleNamespace(address=SimpleNamespace(reference=""))
+    worker: Any = SimpleNamespace(shares_gpu=shares, renew=lambda: order.append("renewed"))
+    candidate: Any = SimpleNamespace()
 
     def judged(*_: object) -> Verdict:
         order.append("judged")
