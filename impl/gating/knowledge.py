@@ -26,7 +26,7 @@ from ..targets.data_files import read_json
 from ..targets.shape_checks import checked
 from ..targets.target import Target
 from .feature import Feature
-from .rules import COMPILED, DECLARED, NOT_RUN, RIGHT, RUN, SELECTED, STATUSES, Rule
+from .rules import CALLED, COMPILED, DECLARED, NOT_RUN, RIGHT, RUN, SELECTED, STATUSES, Rule
 from .selections import RUNS, Selections, read_selections
 
 MADE_AT_RUN_TIME = ("group_size", "page_size", "kv_layout")
@@ -99,7 +99,7 @@ def known(rule: Rule, feature: Feature, target: Target) -> list[Knowledge]:
         allows,
         rule.reason,
     )
-    return [said, *table().agreeing(said)]
+    return [said, *table().agreeing(said, raises=CALLED[0] in rule.called)]
 
 
 Key = tuple[object, ...]
@@ -129,9 +129,21 @@ class Table:
         """Whether it is kept what a release selects on a chip."""
         return (sm, flashinfer) in self.selections
 
-    def agreeing(self, said: Knowledge) -> Iterator[Knowledge]:
-        """Return what was seen of a call that a rule allows, or of what a rule refuses."""
+    def agreeing(self, said: Knowledge, *, raises: bool = True) -> Iterator[Knowledge]:
+        """Return what was seen of a call that a rule allows, or of what a rule refuses.
+
+        Args:
+            said: what the rule says.
+            raises: whether a refusal says that the release raises, which its own launcher bears
+                out; of wrong values and hangs it says nothing.
+        """
         where = said.sm, said.flashinfer
+        selections = self.selections.get(where)
+        outcome = "" if selections is None else selections.outcome(said.feature)
+        if outcome and (outcome == RUNS if said.supported else raises and outcome != RUNS):
+            yield replace(
+                said, level=SELECTED, source=f"flashinfer {said.flashinfer}, its launcher"
+            )
         if not said.supported:
             called = self.refusals.get(_refusal(said.topic, *where))
             if called is not None:
@@ -140,11 +152,6 @@ class Table:
         module = self.modules.get(_module(said.feature, *where))
         if module is not None:
             yield module
-        selections = self.selections.get(where)
-        if selections is not None and selections.outcome(said.feature) == RUNS:
-            yield replace(
-                said, level=SELECTED, source=f"flashinfer {said.flashinfer}, its launcher"
-            )
         if where not in self.machines:
             return
         kernel = self.kernels.get(_kernel(said.feature, *where))

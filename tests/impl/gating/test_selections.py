@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kernelproof.fixtures import EVIDENCE, files_of
-from kernelproof.impl.gating import Feature, Target, decide
+from kernelproof.impl.gating import Feature, Target, decide, load_rules
 from kernelproof.impl.gating.knowledge import EvidenceError
 from kernelproof.impl.gating.rules import CALLED, SELECTED
 from kernelproof.impl.gating.selections import (
@@ -22,6 +23,7 @@ from kernelproof.impl.gating.selections import (
 
 DECODE = Feature("paged_attention", "trtllm-gen", kv_layout="HND", group_size=8)
 MLA = Feature("mla", "trtllm-gen", head_dim_qk=576, head_dim_vo=512, page_size=64, group_size=16)
+SWEEP = "kernelproof: support --binaries"
 KEPT = files_of(EVIDENCE, "selected-*.json")
 
 
@@ -46,6 +48,32 @@ def test_no_rule_contradicts_what_a_release_selects(path: Path) -> None:
 def test_both_chips_of_a_release_before_and_after_the_hang_are_kept() -> None:
     kept = {path.stem for path in KEPT}
     assert {f"selected-sm{sm}-{of}" for sm in (100, 103) for of in ("0.6.7", "0.6.13")} <= kept
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
+def test_what_the_launcher_answers_is_of_its_own_level(path: Path) -> None:
+    selections = read_selections(path, EvidenceError)
+    target = Target(sm=selections.sm, flashinfer=selections.flashinfer)
+    levels = Counter[tuple[bool, bool]]()
+    for feature, outcome in selections.kinds():
+        decision = decide(feature, target)
+        rule = decision.ruling.rule
+        # No rule need speak of what raises, and a hang or wrong values are nobody's selection.
+        if rule is None or (not decision.supported and CALLED[0] not in rule.called):
+            continue
+        if decision.supported == (outcome == RUNS):
+            levels[decision.supported, decision.evidence == SELECTED] += 1
+    assert not levels[True, False]
+    assert not levels[False, False]
+    hangs = (selections.sm, selections.flashinfer) == (103, "0.6.7")
+    assert levels[True, True] > (-1 if hangs else 3000)
+    assert levels[False, True] > (-1 if hangs else 100)
+
+
+def test_a_rule_that_rests_on_a_sweep_says_so() -> None:
+    swept = [each for each in load_rules().rules if each.source.startswith(SWEEP)]
+    assert len(swept) > 10
+    assert [each.id for each in swept if each.evidence != SELECTED] == []
 
 
 def test_what_is_packed_is_read_again(tmp_path: Path) -> None:
