@@ -139,8 +139,10 @@ def _judge_faults(
     planner: ReleasedPlanner, show: Callable[[str], None], found: list[dict[str, Any]]
 ) -> bool:
     from .faults import FAULTS, score
+    from .known import KNOWN
 
-    scored = score(planner)
+    known = [each for each in KNOWN if each.in_release(planner.version)]
+    scored = score(planner, known)
     missed = [name for name, tried in scored.items() if not tried]
     for each in FAULTS:
         said = f"found in plan {scored[each.name]}" if scored[each.name] else "MISSED"

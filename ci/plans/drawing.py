@@ -40,8 +40,10 @@ def plan_problems(draw: st.DrawFn, kind: str) -> PlanProblem:
         "kv_lens": tuple(keys),
         "page_size": page,
         "multiprocessors": draw(chips),
-        "graph": kind != MLA and draw(st.booleans()),
+        "graph": draw(st.booleans()),
     }
+    if kind != DECODE and fields["graph"]:
+        fields["spare_rows"] = draw(st.sampled_from([0, 1, 100]))
     if kind == MLA:
         return _latent(draw, fields)
     groups = [1, 4, 8] if kind == DECODE else [1, 2, 3, 4, 7, 8, 16]
@@ -55,8 +57,8 @@ def plan_problems(draw: st.DrawFn, kind: str) -> PlanProblem:
         fields |= {"blocks": draw(st.sampled_from([1, 2, 8]))}
         return PlanProblem(DECODE, **fields, causal=False)
     fields["causal"] = draw(st.booleans())
-    if fields["graph"]:
-        fields["spare_rows"] = draw(st.sampled_from([0, 1, 100]))
+    if fields["head_dim"] != 256:  # noqa: PLR2004  DeepSeek's heads, and others like them
+        fields["head_dim_qk"] = draw(st.sampled_from([0, 192]))
     if kind == FA3:
         return PlanProblem(FA3, **fields)
     fields["window_left"] = draw(st.one_of(st.just(-1), st.integers(0, 64), st.integers(0, 1000)))
@@ -69,7 +71,7 @@ def plan_problems(draw: st.DrawFn, kind: str) -> PlanProblem:
 
 def _latent(draw: st.DrawFn, fields: dict[str, Any]) -> PlanProblem:
     """Draw a problem of MLA; a few have more tiles than a plan has room for."""
-    fields |= {"causal": draw(st.booleans()), "head_dim": 512}
+    fields |= {"causal": draw(st.booleans()), "head_dim": draw(st.sampled_from([512, 256]))}
     if draw(st.integers(0, 60)) == 60:  # noqa: PLR2004  one in sixty
         tokens = draw(st.integers(MANY_TILES - 2, MANY_TILES + 200))
         fields |= {"query_lens": (tokens,), "kv_lens": (tokens,), "page_size": 64}

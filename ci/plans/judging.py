@@ -14,7 +14,7 @@ from ...properties.space.hypothesis_settings import without_local_constants
 from .answers import Answer, Planner
 from .drawing import plan_problems
 from .known import Known, explanation
-from .laws import NAMES, Case, judge, why_it_died
+from .laws import CHIPS_LAW, NAMES, Case, judge, why_it_died
 from .problems import PlanProblem
 
 
@@ -153,12 +153,23 @@ def _search_once(
 
 
 def first_unknown(case: Case, judged: Judged, known: Sequence[Known]) -> tuple[str, str]:
-    """Return the first broken law that is neither found already nor explained, and why."""
-    without = [each.law for each in judged.findings]
+    """Return the first broken law that is neither found already nor explained, and why.
+
+    The effect of a known finding is taken out of the plan, which is judged again: what else is
+    wrong with it is still seen.
+    """
+    found, excused, left = [each.law for each in judged.findings], set[str](), list(known)
+    seen: set[str] = set()
     while True:
-        law, why = judge(case, without)
-        entry = explanation(known, judged.version, case.problem, law) if law else None
+        law, why = judge(case, found, excused)
+        entry = explanation(left, judged.version, case, law) if law else None
         if entry is None:
             return law, why
-        judged.known[entry.id] += 1
-        without = [*without, *entry.laws]
+        judged.known[entry.id] += entry.id not in seen
+        seen.add(entry.id)
+        if entry.mends or entry.leaves_out:
+            left.remove(entry)
+            case = case.mended(entry.mends, entry.leaves_out)
+        else:
+            # Of a larger chip's plan the larger chip's is the one that must have the effect.
+            excused |= {law} if law == CHIPS_LAW else {*entry.laws} - {CHIPS_LAW}

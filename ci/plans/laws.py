@@ -7,16 +7,22 @@ compute: every query row, each key that it sees once, each partial result merged
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 
 from .answers import Answer, Planner
-from .problems import DECODE, FA3, FLOAT_BYTES, INT_BYTES, MLA, PlanProblem
+from .problems import DECODE, FA3, FLOAT_BYTES, INT_BYTES, PlanProblem
 from .reading import ALL_HEADS, Extent, Item, Plan, place_of, read_plan
 
 ADVICE = ("Increase the workspace buffer size", "please consider disabling cuda graph")
 """Errors by which a release rightly refuses a problem that it has no room for."""
+CHIPS_LAW = "chips"
+"""The law that judges a plan of another chip."""
+Mend = Callable[[PlanProblem, Answer, Plan], Plan]
+"""Takes a known effect out of a plan; returns the plan itself where it has none."""
+LeaveOut = Callable[[PlanProblem, PlanProblem], bool]
 Segment = tuple[int, int, list[Item]]
 """First and last packed row of a part of a request, and the items that compute it."""
 
@@ -37,20 +43,51 @@ class Law:
 
 
 class Case:
-    """One problem, the release's plan of it, and the planner to ask for others."""
+    """One problem, the release's plan of it, and the planner to ask for others.
 
-    def __init__(self, planner: Planner, problem: PlanProblem) -> None:
+    Attributes:
+        planner, problem: the planner, and what it was asked.
+        mends: what takes known effects out of a plan that was read.
+        left_out: whether a known effect keeps a graph of the first problem from the second.
+        answer: the planner's answer.
+        without: names of laws that have a finding already.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        problem: PlanProblem,
+        mends: Sequence[Mend] = (),
+        left_out: Sequence[LeaveOut] = (),
+        answer: Answer | None = None,
+    ) -> None:
         self.planner, self.problem = planner, problem
-        self.answer = planner.plan(problem)
+        self.mends, self.left_out = tuple(mends), tuple(left_out)
+        self.answer = planner.plan(problem) if answer is None else answer
         self.without: Sequence[str] = ()
-        self._plan: Plan | None = None
 
-    @property
+    @cached_property
     def plan(self) -> Plan:
-        """The plan as its kernels read it."""
-        if self._plan is None:
-            self._plan = read_plan(self.problem, self.answer)
-        return self._plan
+        """The plan as its kernels read it, without known effects."""
+        return self.read(self.answer)
+
+    @cached_property
+    def on_a_larger_chip(self) -> Case:
+        """The same batch on a chip of twice as many multiprocessors."""
+        larger = replace(self.problem, multiprocessors=2 * self.problem.multiprocessors)
+        return Case(self.planner, larger, self.mends, self.left_out)
+
+    def read(self, answer: Answer) -> Plan:
+        """Return another plan of the problem as its kernels read it, without known effects."""
+        found = read_plan(self.problem, answer)
+        for mend in self.mends:
+            found = mend(self.problem, answer, found)
+        return found
+
+    def mended(self, mends: Sequence[Mend], left_out: Sequence[LeaveOut]) -> Case:
+        """Return the case without more known effects."""
+        mends, left_out = (*self.mends, *mends), (*self.left_out, *left_out)
+        return Case(self.planner, self.problem, mends, left_out, self.answer)
 
     @property
     def refused(self) -> bool:
@@ -93,7 +130,7 @@ def _outside(used: Sequence[Extent], size: int) -> str:
 def padding(case: Case) -> str:
     """Judge that blocks and rows that only a graph has do nothing."""
     if case.plan.stray:
-        return case.plan.stray[0]
+        return next(iter(case.plan.stray.values()))
     rows, visited = case.problem.query_starts[-1] * case.problem.packed, case.plan.merged_rows
     if visited not in (-1, rows):
         return f"{visited} rows are merged of a batch that has {rows}"
@@ -191,7 +228,7 @@ def leftovers(case: Case) -> str:
         return f"a second plan into the same buffers raises: {second.error or 'its process ends'}"
     if second.info != case.answer.info:
         return "a second plan into the same buffers has another vector"
-    other = read_plan(case.problem, second)
+    other = case.read(second)
     for name in ("items", "merges", "merged_rows", "stray"):
         if getattr(other, name) != getattr(case.plan, name):
             return f"a second plan into the same buffers has other {name.replace('_', ' ')}"
@@ -200,15 +237,14 @@ def leftovers(case: Case) -> str:
 
 def chips(case: Case) -> str:
     """Judge that the same batch is covered on a chip of twice as many multiprocessors."""
-    larger = replace(case.problem, multiprocessors=2 * case.problem.multiprocessors)
-    other = Case(case.planner, larger)
+    other = case.on_a_larger_chip
     if other.refused:
         return ""
     for law in (answers, workspace, padding, description, rows, keys, merging):
         # What breaks a law on each chip is that law's finding, and not one about chips.
         why = "" if law.__name__ in case.without else law(other)
         if why:
-            return f"with {larger.multiprocessors} multiprocessors: {why}"
+            return f"with {other.problem.multiprocessors} multiprocessors: {why}"
     return ""
 
 
@@ -220,13 +256,9 @@ def replays(case: Case) -> str:
     problem = case.problem
     if not problem.graph:
         return ""
-    later = replace(problem, kv_lens=tuple(keys + 1 + keys // 2 for keys in problem.kv_lens))
-    plans = [later]
-    if problem.kind not in (DECODE, MLA) and not problem.promised_rows:
-        # Of the same number of rows, which one request has now.
-        most = (sum(problem.query_lens), *[0] * (len(problem.query_lens) - 1))
-        plans.append(replace(later, query_lens=most))
-    for each in plans:
+    for each in later_batches(problem):
+        if any(left_out(problem, each) for left_out in case.left_out):
+            continue
         second = case.planner.plan(each, after=problem)
         if any(advice in second.error for advice in ADVICE):
             continue
@@ -238,6 +270,21 @@ def replays(case: Case) -> str:
             was, now = case.answer.info[place], second.info[place]
             return f"a later batch has {now} at place {place} of the vector, the graph has {was}"
     return ""
+
+
+def later_batches(problem: PlanProblem) -> Iterator[PlanProblem]:
+    """Yield batches for which a graph of a problem may be launched again."""
+    later = replace(problem, kv_lens=tuple(keys + 1 + keys // 2 for keys in problem.kv_lens))
+    yield later
+    if problem.kind == DECODE or problem.promised_rows:
+        return
+    # One request has all rows of the batch, and all rows that the graph has.
+    for rows in dict.fromkeys((sum(problem.query_lens), problem.graph_rows)):
+        spare = problem.graph_rows - rows
+        most = (rows, *[0] * (len(problem.query_lens) - 1))
+        each = replace(later, query_lens=most, spare_rows=spare)
+        if not each.promised_rows:  # which would be another call of the plan function
+            yield each
 
 
 def _requests(case: Case) -> Iterator[tuple[int, int, list[Segment]]]:
@@ -284,23 +331,30 @@ LAWS: tuple[Law, ...] = (
     Law("keys", "Each key that a row sees is computed once.", keys),
     Law("merging", "Each partial result is merged once, into its own row.", merging),
     Law("leftovers", "A plan into used buffers is as one into fresh ones.", leftovers),
-    Law("chips", "Twice as many multiprocessors cover the same.", chips),
+    Law(CHIPS_LAW, "Twice as many multiprocessors cover the same.", chips),
     Law("replays", "A later plan fits the launch that a graph captured.", replays),
 )
 """The laws, in the order in which a plan is judged by them."""
 NAMES = tuple(law.name for law in LAWS)
 
 
-def judge(case: Case, without: Sequence[str] = ()) -> tuple[str, str]:
+def judge(
+    case: Case, without: Sequence[str] = (), excused: Collection[str] = ()
+) -> tuple[str, str]:
     """Return the first law that a plan breaks and why; two empty texts where it breaks none.
 
     A refused problem breaks none, and of a plan that is not there nothing else is judged.
+
+    Args:
+        case: the plan.
+        without: laws that have a finding already.
+        excused: laws that a known finding explains on this plan.
     """
     case.without = without
     for law in LAWS:
         if case.refused or (case.answer.error and law.name != "answers"):
             break
-        why = law.judge(case) if law.name not in without else ""
+        why = law.judge(case) if law.name not in (*without, *excused) else ""
         if why:
             return law.name, why
     return "", ""

@@ -198,10 +198,11 @@ def question_of(problem: PlanProblem) -> dict[str, Any]:
     """Return the call of a problem, as the planner's functions take it."""
     queries, pages, kv_lens = problem.query_starts, problem.page_starts, problem.kv_lens
     shape = [len(kv_lens), problem.num_qo_heads, problem.num_kv_heads, problem.page_size]
-    shape += [int(problem.graph), problem.head_dim]
-    wide = [*shape, problem.head_dim, problem.kv_bytes, problem.graph_rows]
+    shape += [int(problem.graph)]
+    wide = [*shape, problem.head_dim_qk or problem.head_dim, problem.head_dim]
+    wide += [problem.kv_bytes, problem.graph_rows]
     calls = {
-        DECODE: ([pages], [*shape, problem.kv_bytes]),
+        DECODE: ([pages], [*shape, problem.head_dim, problem.kv_bytes]),
         FA2: (
             [queries, pages],
             [

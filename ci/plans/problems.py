@@ -35,6 +35,7 @@ class PlanProblem:
         page_size: keys a page.
         num_kv_heads, group_size: KV heads, and query heads a KV head; MLA has one KV head.
         head_dim: head dim of the values.
+        head_dim_qk: head dim of queries and keys; 0: that of the values. FA2 and FA3.
         kv_bytes: bytes of a number in the cache.
         causal: whether a query sees no later key.
         window_left: keys before its own that a query sees; -1: all. FA2 only.
@@ -53,6 +54,7 @@ class PlanProblem:
     num_kv_heads: int = 1
     group_size: int = 1
     head_dim: int = 128
+    head_dim_qk: int = 0
     kv_bytes: int = 2
     causal: bool = True
     window_left: int = -1
@@ -152,6 +154,7 @@ def _wrong(problem: PlanProblem) -> str:
     bounds = {
         **dict.fromkeys(("window_left",), (-1, LARGEST)),
         **dict.fromkeys(("fixed_split", "spare_rows"), (0, LARGEST)),
+        "head_dim_qk": (0, 1024),
         **dict.fromkeys(("page_size", "head_dim", "blocks", "kv_bytes"), (1, 1024)),
         **dict.fromkeys(("num_kv_heads", "group_size", "multiprocessors"), (1, 1024)),
     }

@@ -85,7 +85,7 @@ class Plan:
         items: the work of all blocks that are launched and do not return at once.
         merges: places of the partial results that are merged, by the packed row of the batch.
         merged_rows: packed rows that the merging kernel visits; -1 where it finds them itself.
-        stray: sentences about blocks that work on what is no request of the batch.
+        stray: sentences about blocks that work on what is no request of the batch, by block.
     """
 
     integers: tuple[Extent, ...]
@@ -93,7 +93,7 @@ class Plan:
     items: tuple[Item, ...]
     merges: Mapping[int, tuple[int, ...]]
     merged_rows: int
-    stray: tuple[str, ...]
+    stray: Mapping[int, str]
 
 
 class Reader:
@@ -136,14 +136,14 @@ def _decode(reader: Reader) -> Plan:
     # As the launcher decides (csrc/batch_decode.cu): only a split plan of a graph has a mask.
     masked = split and bool(info["graph"])
     valid = reader.flags("block_valid_mask", blocks) if masked else [True] * blocks
-    items, stray, group = list[Item](), list[str](), problem.group_size
+    items, stray, group = list[Item](), dict[int, str](), problem.group_size
     starts = reader.ints("o_indptr", len(problem.kv_lens) + 1) if split else []
     chunk = reader.ints("kv_chunk_size", 1)[0] if split else 0
     merges: dict[int, tuple[int, ...]] = {}
     for block in (block for block in range(blocks) if valid[block]):
         request, tile = requests[block], tiles[block]
         if not 0 <= request < len(problem.kv_lens):
-            stray.append(f"block {block} works on request {request}")
+            stray[block] = f"block {block} works on request {request}"
             continue
         keys = problem.kv_lens[request]
         span = (tile * chunk, min((tile + 1) * chunk, keys)) if split else (0, keys)
@@ -181,11 +181,11 @@ def _fa2(reader: Reader) -> Plan:
     # Without an offset of its own there is no mask, and every block of the launch works.
     masked = graph and info["block_valid_mask"] != 0
     valid = reader.flags("block_valid_mask", blocks) if masked else [True] * blocks
-    items, stray = list[Item](), list[str]()
+    items, stray = list[Item](), dict[int, str]()
     for block in (block for block in range(blocks) if valid[block]):
         request, row_tile, key_tile = requests[block], row_tiles[block], key_tiles[block]
         if not 0 <= request < len(problem.kv_lens):
-            stray.append(f"block {block} works on request {request}")
+            stray[block] = f"block {block} works on request {request}"
             continue
         keys, queries = problem.kv_lens[request], problem.query_lens[request]
         first, last = row_tile * tile_rows, min((row_tile + 1) * tile_rows, queries * group)
@@ -238,11 +238,11 @@ def _fa3(reader: Reader) -> Plan:
     same = bool(info["same_schedule_for_all_heads"])
     heads = [ALL_HEADS] * works if same else reader.ints("head_indices", works)
     tile_rows = 192 if problem.head_dim == 64 else 128  # noqa: PLR2004  as the kernel has it
-    items, stray = list[Item](), list[str]()
+    items, stray = list[Item](), dict[int, str]()
     for work in _works(ends, works):
         request, tile = arrays["batch_indices"][work], arrays["qo_tile_indices"][work]
         if not 0 <= request < len(problem.kv_lens):
-            stray.append(f"work {work} is of request {request}")
+            stray[work] = f"work {work} is of request {request}"
             continue
         queries = arrays["qo_len"][work]
         rows = (tile * tile_rows, max(tile * tile_rows, min((tile + 1) * tile_rows, queries)))
@@ -279,11 +279,11 @@ def _mla(reader: Reader) -> Plan:
         for request, start in enumerate(problem.query_starts[:-1])
         if problem.query_lens[request]
     }
-    items, stray = list[Item](), list[str]()
+    items, stray = list[Item](), dict[int, str]()
     for work in _works(ends, works):
         request = owners.get(arrays["q_indptr"][work], -1)
         if request < 0:
-            stray.append(f"work {work} begins at query row {arrays['q_indptr'][work]}")
+            stray[work] = f"work {work} begins at query row {arrays['q_indptr'][work]}"
             continue
         first = arrays["q_start"][work]
         rows = (first, max(first, min(first + tile, arrays["q_len"][work] * heads)))
@@ -330,10 +330,10 @@ def _plan(
     items: Sequence[Item],
     merges: Mapping[int, tuple[int, ...]],
     merged_rows: int,
-    stray: Sequence[str],
+    stray: Mapping[int, str],
 ) -> Plan:
     used = tuple(reader.used.values())
-    return Plan(used, tuple(floats), tuple(items), merges, merged_rows, tuple(stray))
+    return Plan(used, tuple(floats), tuple(items), merges, merged_rows, stray)
 
 
 READERS: Mapping[str, Callable[[Reader], Plan]] = {

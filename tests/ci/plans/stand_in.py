@@ -11,6 +11,8 @@ from kernelproof.ci.plans.reading import LAYOUTS, MLA_TILE
 
 TILE = 64
 """Packed rows of a block of FA2."""
+ROOM, MOST_PARTIALS = 40_000, 1 << 16
+"""Works and partial results of MLA for which there is room, whatever the batch."""
 
 
 class Memory:
@@ -42,7 +44,15 @@ def parts_of(lengths: Sequence[int], size: int) -> list[int]:
 
 
 class StandIn:
-    """Plans as FlashInfer does, by simpler rules."""
+    """Plans as FlashInfer does, by simpler rules.
+
+    Args:
+        as_released: have two flaws of releases: a decode counts no part of a request without
+            pages, and too few keys are split of a window without a causal mask.
+    """
+
+    def __init__(self, *, as_released: bool = False) -> None:
+        self.as_released = as_released
 
     def plan(self, problem: PlanProblem, *, after: PlanProblem | None = None) -> Answer:
         memory = Memory()
@@ -54,28 +64,33 @@ class StandIn:
         return Answer(named, bytes(memory.data))
 
     def _plan(self, problem: PlanProblem, memory: Memory) -> dict[str, int]:
-        plans = {DECODE: decode, FA2: fa2, FA3: fa3, MLA: mla}
-        return plans[problem.kind](problem, memory)
+        if problem.kind == FA2:
+            return fa2(problem, memory, as_released=self.as_released)
+        if problem.kind == DECODE:
+            return decode(problem, memory, as_released=self.as_released)
+        return {FA3: fa3, MLA: mla}[problem.kind](problem, memory)
 
 
-def decode(problem: PlanProblem, memory: Memory) -> dict[str, int]:
+def decode(problem: PlanProblem, memory: Memory, *, as_released: bool) -> dict[str, int]:
     batch, slots = len(problem.kv_lens), problem.multiprocessors * problem.blocks
     slots //= problem.num_kv_heads
     size, split = max(1, *problem.pages), batch < slots
     if split:
         size = max(128 // problem.page_size, 1)
-        while sum(parts_of(problem.pages, size)) > slots:
+        counted = [each for each in problem.pages if each or not as_released]
+        while sum(parts_of(counted, size)) > slots:
             size += 1
     parts = parts_of(problem.pages, size)
     split = split and (problem.graph or sum(parts) > batch)
     blocks = slots if split and problem.graph else sum(parts)
     requests = [request for request, count in enumerate(parts) for _ in range(count)]
+    tiles = [part for count in parts for part in range(count)]
     info = {
         "padded_batch_size": blocks,
         "graph": problem.graph,
         "split_kv": split,
-        "request_indices": memory.ints(requests, blocks),
-        "kv_tile_indices": memory.ints([i for count in parts for i in range(count)], blocks),
+        "request_indices": memory.ints(requests[:blocks], blocks),
+        "kv_tile_indices": memory.ints(tiles[:blocks], blocks),
         "o_indptr": memory.ints([sum(parts[:i]) for i in range(batch + 1)], blocks + 1),
         "kv_chunk_size": memory.ints([size * problem.page_size]),
         "block_valid_mask": memory.flags(blocks, len(requests)),
@@ -83,14 +98,15 @@ def decode(problem: PlanProblem, memory: Memory) -> dict[str, int]:
     return info | {"s": blocks * problem.num_qo_heads * problem.head_dim * 4}
 
 
-def fa2(problem: PlanProblem, memory: Memory) -> dict[str, int]:
+def fa2(problem: PlanProblem, memory: Memory, *, as_released: bool) -> dict[str, int]:
     batch, group = len(problem.kv_lens), problem.group_size
     tiles = [-(-count * group // TILE) for count in problem.query_lens]
     window = -(-(problem.window_left + TILE) // problem.page_size)
     pages = [min(each, window) if problem.window_left >= 0 else each for each in problem.pages]
     most = -(-problem.graph_rows * group // TILE) + batch - 1
     slots = 2 * problem.multiprocessors // problem.num_kv_heads
-    size, wide = max(128 // problem.page_size, 1), problem.window_left >= 0 and not problem.causal
+    size = max(128 // problem.page_size, 1)
+    wide = problem.window_left >= 0 and not (problem.causal or as_released)
     while size < max(pages) and (
         sum(a * b for a, b in zip(tiles, parts_of(pages, size), strict=True)) > slots
     ):
@@ -183,16 +199,16 @@ def mla(problem: PlanProblem, memory: Memory) -> dict[str, int]:
     info = {
         "num_blks_x": 1,
         "num_blks_y": clusters,
-        "q_indptr": memory.ints([problem.query_starts[each] for each in of]),
-        "kv_indptr": memory.ints([problem.page_starts[each] for each in of]),
-        "q_len": memory.ints([problem.query_lens[each] for each in of]),
-        "kv_len": memory.ints([problem.kv_lens[each] for each in of]),
-        "q_start": memory.ints([each[1] for each in works]),
-        "kv_start": memory.ints([each[2] for each in works]),
-        "kv_end": memory.ints([each[3] for each in works]),
-        "partial_indptr": memory.ints([each[4] for each in works]),
+        "q_indptr": memory.ints([problem.query_starts[each] for each in of], ROOM),
+        "kv_indptr": memory.ints([problem.page_starts[each] for each in of], ROOM),
+        "q_len": memory.ints([problem.query_lens[each] for each in of], ROOM),
+        "kv_len": memory.ints([problem.kv_lens[each] for each in of], ROOM),
+        "q_start": memory.ints([each[1] for each in works], ROOM),
+        "kv_start": memory.ints([each[2] for each in works], ROOM),
+        "kv_end": memory.ints([each[3] for each in works], ROOM),
+        "partial_indptr": memory.ints([each[4] for each in works], ROOM),
         "work_indptr": memory.ints([min(i * share, len(works)) for i in range(clusters + 1)]),
-        "partial_lse": 2 * partials * problem.head_dim,
+        "partial_lse": 2 * MOST_PARTIALS * problem.head_dim,
     }
     names = ("start", "end", "partial_start", "partial_end", "stride")
     for place, name in enumerate(names):
