@@ -50,6 +50,8 @@ FIELDS: dict[str, tuple[str, str]] = {
     "--hidden-size": ("N", "Channels of a token."),
     "--intermediate-size": ("N", "Channels of an expert's inner layer."),
     "--weights-on-input": ("", "Routing weights scale the tokens before the experts."),
+    "--bias-dtype": ("T", "Of the biases of a MoE's experts."),
+    "--routing-bias-dtype": ("T", "Of the bias on the scores of experts."),
 }
 """Options of the fields of a feature, each with the placeholder of its value, which a switch does
 not have, and its help."""

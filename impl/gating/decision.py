@@ -27,7 +27,16 @@ PREFERENCE = {
     "append_paged_kv": ("cuda", "triton"),
     "build_metadata": ("triton", "reference"),
     "route": ("trtllm-gen", "cuda", "reference"),
-    "moe": ("trtllm-gen", "cutlass", "cute-dsl", "b12x", "engine-triton", "triton"),
+    "moe": (
+        "trtllm-gen",
+        "cutlass",
+        "cute-dsl",
+        "b12x",
+        "deep-gemm",
+        "engine-triton",
+        "marlin",
+        "triton",
+    ),
     "quantize": ("triton",),
 }
 """Backends that serve, the fastest first: what ``auto`` tries and what a refusal offers."""

@@ -54,6 +54,8 @@ BACKEND_ALIASES = {
     "cute_dsl": "cute-dsl",
     "cutedsl": "cute-dsl",
     "group_gemm": "group-gemm",
+    "deep_gemm": "deep-gemm",
+    "deepgemm": "deep-gemm",
     "torch_sdpa": "torch-sdpa",
 }
 STORAGES = ("", "uint8")
@@ -106,6 +108,8 @@ ROUTINGS = (
     "deepseek_v4",
     "sparsemixer",
 )
+BIAS_DTYPES = ("", *FLOAT_DTYPES)
+"""Dtypes of a bias; empty where a question leaves it out."""
 CHOICES: dict[str, tuple[str, ...]] = {
     "operation": OPERATIONS,
     "backend": (*BACKENDS, AUTO),
@@ -119,6 +123,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "activation": ACTIVATIONS,
     "quantisation": QUANTISATIONS,
     "routing": ROUTINGS,
+    "bias_dtype": BIAS_DTYPES,
+    "routing_bias_dtype": BIAS_DTYPES,
 }
 """What each named field may hold."""
 SIZES = ("num_experts", "top_k", "hidden_size", "intermediate_size")
@@ -166,6 +172,8 @@ class Feature:
         hidden_size, intermediate_size: channels of a token, and of an expert's inner layer; 0
             likewise.
         weights_on_input: whether a token is scaled by its routing weight before the experts.
+        bias_dtype, routing_bias_dtype: dtypes of the experts' biases, and of the bias that is added
+            to the scores of experts; empty where the question leaves them out.
 
     Raises:
         ValueError: a field holds what it cannot; the message names the field and its choices.
@@ -197,6 +205,8 @@ class Feature:
     hidden_size: int = 0
     intermediate_size: int = 0
     weights_on_input: bool = False
+    bias_dtype: str = ""
+    routing_bias_dtype: str = ""
 
     def __post_init__(self) -> None:
         """Read aliases and refuse what no call can ask for."""
@@ -208,6 +218,8 @@ class Feature:
         put(self, "window", _switch(self.window, off=-1))
         put(self, "soft_cap", _switch(self.soft_cap, off=0))
         put(self, "q_dtype", _dtype("q_dtype", self.q_dtype))
+        for name in ("bias_dtype", "routing_bias_dtype"):
+            put(self, name, _dtype(name, getattr(self, name)))
         kv_dtype = self.kv_dtype or self.q_dtype
         put(self, "kv_dtype", _dtype("kv_dtype", kv_dtype))
         put(self, "head_dim_vo", self.head_dim_vo or self.head_dim_qk)

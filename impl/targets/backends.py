@@ -25,6 +25,8 @@ PROVIDERS: Mapping[str, str] = {
     "flashinfer-triton": FLASHINFER,
     "flashinfer-trace": FLASHINFER,
     "engine-triton": VLLM,
+    "deep-gemm": VLLM,
+    "marlin": VLLM,
     "torch-sdpa": TORCH,
     "reference": KERNELPROOF,
 }
@@ -35,7 +37,8 @@ library is one line here.
 (``SegmentGEMMWrapper``), with torch around them. ``cuda``: FlashInfer's kernels of an operation
 that has no choice of backends. ``triton``: Kernelproof's own. ``flashinfer-triton`` and
 ``flashinfer-trace``: the Triton kernels and the pure PyTorch references in FlashInfer's wheel.
-``engine-triton``: the serving stack's own Triton kernels, vLLM's for one."""
+``engine-triton``: the serving stack's own Triton kernels, vLLM's for one. ``deep-gemm`` and
+``marlin``: DeepGEMM and the Marlin kernels, as serving stacks ship them."""
 OWN_BACKENDS = frozenset(name for name, of in PROVIDERS.items() if of == KERNELPROOF)
 """Names of Kernelproof's own kernels and references, which an engine does not have."""
 COMPILERS: Mapping[str, str] = {

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from kernelproof.ci.support.command import support
 from kernelproof.impl import Target, find_implementation
 from kernelproof.impl.flashinfer.names import ACTIVATION_NAMES, ROUTING_MEMBERS
-from kernelproof.impl.gating import Feature, decide
+from kernelproof.impl.gating import CHIPS, Feature, decide
 from kernelproof.impl.gating.feature import ACTIVATIONS, ROUTINGS
 from kernelproof.impl.gating.of_problem import QUANTISATIONS, feature_of
 from kernelproof.impl.targets.optional import missing
@@ -203,3 +203,72 @@ class TestSizesOfExperts:
     def test_a_negative_size_is_refused(self) -> None:
         with pytest.raises(ValueError, match="top_k is -1; it must be an integer of at least 0"):
             Feature("moe", top_k=-1)
+
+
+class TestBackendsOfServingStacks:
+    """DeepGEMM and Marlin, by chip."""
+
+    @pytest.mark.parametrize(
+        ("backend", "fields", "chips"),
+        [
+            ("deep-gemm", {"quantisation": "fp8_block"}, {90, 100, 103, 120, 121}),
+            ("deepgemm", {"quantisation": "mxfp8"}, {100, 103}),
+            ("deep_gemm", {"quantisation": "nvfp4"}, set()),
+            ("deep-gemm", {"quantisation": "fp8_block", "hidden_size": 2880}, set()),
+            (
+                "marlin",
+                {"quantisation": "nvfp4"},
+                {80, 86, 87, 89, 90, 100, 103, 110, 120, 121},
+            ),
+            ("marlin", {"quantisation": "none"}, set()),
+            ("marlin", {"quantisation": "w4a8"}, {89, 120, 121}),
+            ("marlin", {"quantisation": "nvfp4", "q_dtype": "fp8"}, set()),
+        ],
+    )
+    def test_chips_decide(self, backend: str, fields: dict[str, Any], chips: set[int]) -> None:
+        feature = Feature("moe", backend, **fields)
+        assert {sm for sm in CHIPS if decide(feature, on(sm, "0.7.2.post1")).supported} == chips
+
+    def test_narrow_experts_are_for_triton(self) -> None:
+        feature = Feature("moe", "deep-gemm", quantisation="fp8_block", intermediate_size=512)
+        decision = decide(feature, on(90, "0.7.2.post1"))
+        assert decision.rule == "deep-gemm-moe-narrow-experts"
+        assert "engine-triton" in {each.backend for each in decision.alternatives}
+        assert decide(replace(feature, intermediate_size=640), on(90, "0.7.2.post1")).supported
+
+
+class TestDtypesOfBiases:
+    """A question may name the dtypes of two biases."""
+
+    @pytest.mark.parametrize(
+        ("fields", "rule"),
+        [
+            ({}, ""),
+            ({"routing_bias_dtype": "bf16"}, ""),
+            ({"routing_bias_dtype": "fp32"}, ""),
+            ({"routing_bias_dtype": "fp16"}, "trtllm-moe-routing-bias-float16"),
+            ({"bias_dtype": "float32"}, ""),
+            ({"bias_dtype": "bfloat16"}, "trtllm-moe-bias-dtype"),
+        ],
+    )
+    def test_trtllm_gen(self, fields: dict[str, Any], rule: str) -> None:
+        feature = Feature("moe", "trtllm-gen", quantisation="fp8_block", routing="deepseek_v3")
+        decision = decide(replace(feature, **fields), on(100, "0.6.13"))
+        assert (decision.supported, decision.rule if rule else "") == (not rule, rule)
+
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    def test_cutlass_takes_the_dtype_of_its_output(self, dtype: str) -> None:
+        for bias in ("", "float16", "bfloat16", "float32"):
+            feature = Feature("moe", "cutlass", q_dtype=dtype, bias_dtype=bias)
+            assert decide(feature, on(90, "0.6.13")).supported == (bias in ("", dtype))
+
+    def test_what_is_no_dtype_of_a_bias_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="bias_dtype is 'nvfp4'; it must be one of"):
+            Feature("moe", bias_dtype="nvfp4")
+
+    def test_the_command_asks_by_them(self) -> None:
+        words = ["--sm", "100", "--backend", "trtllm-gen", "--operation", "moe", "--quantisation",
+                 "fp8_block", "--routing", "deepseek_v3", "--require"]  # fmt: skip
+        for given, code in (("bf16", 0), ("fp16", 1)):
+            asked = [*words, "--routing-bias-dtype", given]
+            assert support.main(asked, standalone_mode=False) == code
