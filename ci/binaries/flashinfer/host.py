@@ -10,6 +10,7 @@ functions with tensors that nothing reads, and writes what each call launched.
 from __future__ import annotations
 
 import ctypes
+import gc
 import inspect
 import json
 import os
@@ -308,6 +309,7 @@ def answers_in_forks(host: Host, cells: Sequence[Cell]) -> Iterator[list[Answer]
     A host that divides by zero or follows a bad address in its selection ends its process.
     """
     done = 0
+    gc.freeze()  # else a collection in each fork copies what is there already
     while done < len(cells):
         reader, writer = os.pipe()
         process = os.fork()
