@@ -387,7 +387,7 @@ def found_after(
     """Return how many changed plans a fault's own law needed to find it; 0 where it did not.
 
     Args:
-        planner: whose plans are changed.
+        planner: the planner whose plans are changed.
         seeded: the fault.
         start: the seed of the drawn problems.
         known: known findings, whose effects are taken out of the plans before they are judged.
