@@ -47,6 +47,7 @@ from .options import (
     refuse_empty,
 )
 from .plans.command import plan
+from .published.command import published
 from .releases.packages import PACKAGES
 from .score.command import score
 from .support.command import support
@@ -56,7 +57,18 @@ if TYPE_CHECKING:
 
 
 COMMANDS = {
-    "Commands": ("check", "gate", "bump", "support", "plan", "replay", "mutate", "new", "list"),
+    "Commands": (
+        "check",
+        "gate",
+        "bump",
+        "support",
+        "plan",
+        "published",
+        "replay",
+        "mutate",
+        "new",
+        "list",
+    ),
     "Reports and known findings": ("merge", "expectations", "corpus"),
     "For maintainers of Kernelproof": ("score", "bench"),
 }
@@ -438,6 +450,7 @@ def list_command(
 
 cli.add_command(mutate)
 cli.add_command(plan)
+cli.add_command(published)
 cli.add_command(score)
 cli.add_command(bench)
 cli.add_command(support)

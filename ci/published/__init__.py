@@ -1,0 +1,1 @@
+"""What FlashInfer publishes of its calls, and whether they answer so."""

@@ -1,0 +1,333 @@
+"""What a published reference says of one problem: its answer in float64, and how far others may be.
+
+Error analysis by samples. Each of ``SAMPLES`` evaluations has every step disturbed at random by the
+rounding that this step has in the call's own formats: a step, a function or a conversion by its
+format's unit, a sum of K terms by sqrt(K) units of float32 of its absolute terms, an operand of a
+product by the format of tensor cores where it does not fit into that. Two more have the errors of
+approximate functions, all to one side. How far these spread is how far roundings move an answer.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .arithmetic import (
+    CODES,
+    FP8_SUM_ERROR,
+    UNITS,
+    WIDE,
+    WIDENED,
+    Steps,
+    TensorCores,
+    Wide,
+    copied_inputs,
+    widened_inputs,
+)
+
+SAMPLES = 6
+"""Disturbed evaluations of a reference."""
+DISTANT = 4
+"""Evaluations that are disturbed by more than a rounding."""
+FAR = 3.0
+"""Roundings that a disturbance is worth where codes are sought that roundings may change."""
+BYTES = (torch.uint8, torch.int8, torch.float8_e8m0fnu)
+"""Formats whose bytes are codes of several kinds: equal, or where a disturbance changes them."""
+
+
+class NoAnswerError(Exception):
+    """A reference that cannot be asked, with the reason."""
+
+
+@dataclass
+class Expected:
+    """One output of a reference.
+
+    Attributes:
+        name: where it is: the number of what is returned, or the argument that is written.
+        kind: "floats", "codes" (of FP8, whose numbers before them are known), "bytes", "integers".
+        honest: the reference's own answer, in the call's own formats.
+        exact: that in float64: of codes, before they were rounded.
+        samples, leaning, far: disturbed ones: at random, to one side, and ``FAR`` times as much.
+    """
+
+    name: str
+    kind: str
+    honest: torch.Tensor
+    exact: torch.Tensor
+    samples: list[torch.Tensor]
+    leaning: list[torch.Tensor]
+    far: list[torch.Tensor]
+
+
+@dataclass
+class Said:
+    """All that a reference says of one problem.
+
+    Attributes:
+        outputs: each output.
+        arithmetic: the class of the call's arithmetic, as its steps are.
+        random: outputs that differ with another state of the generator.
+        seconds: what it took.
+    """
+
+    outputs: list[Expected]
+    arithmetic: str
+    random: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def leaves(value: object, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a structure with where they are."""
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from leaves(each, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, tuple | list):
+        for index, each in enumerate(value):
+            yield from leaves(each, f"{path}.{index}" if path else str(index))
+
+
+def reference_arguments(template: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ANN401
+    """Return the arguments of a template's reference, which has names of its own."""
+    given = flat_inputs(inputs)
+    signature = inspect.signature(template.reference)
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    found: dict[str, Any] = {}
+    for name, description in template.inputs.items():
+        key = getattr(description, "param", None) or name
+        value = given.get(key, given.get(name))
+        index = getattr(description, "tuple_idx", None)
+        if index is not None and isinstance(value, tuple | list):
+            value = value[index]
+        if name in signature.parameters and value is not None:
+            found[name] = value
+    for name, value in given.items():
+        if name not in found and value is not None and (takes_all or name in signature.parameters):
+            found[name] = value
+    _fill(template, found, given, signature)
+    missing = [
+        name
+        for name, parameter in signature.parameters.items()
+        if name not in found
+        and parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    if missing:
+        message = f"its init has no {', '.join(missing)}, which its reference asks for"
+        raise NoAnswerError(message)
+    return found
+
+
+def _fill(
+    template: Any,  # noqa: ANN401
+    found: dict[str, Any],
+    given: Mapping[str, Any],
+    signature: inspect.Signature,
+) -> None:
+    """Find arguments that have a longer or shorter name in a plan, the usual scale, and None."""
+    for name, parameter in signature.parameters.items():
+        if found.get(name) is not None or parameter.default is not parameter.empty:
+            continue
+        alike = [
+            key
+            for key, value in given.items()
+            if value is not None and (key.endswith(f"_{name}") or name.endswith(f"_{key}"))
+        ]
+        if len(alike) == 1:
+            found[name] = given[alike[0]]
+        elif name == "sm_scale" and isinstance(found.get("q"), torch.Tensor):
+            found[name] = found["q"].shape[-1] ** -0.5
+        elif name in given or getattr(template.inputs.get(name), "optional", False):
+            found[name] = None
+
+
+def flat_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs of a call, or of a wrapper's plan and run, as one dictionary."""
+    if set(inputs) >= {"plan", "run"}:
+        rest = {key: value for key, value in inputs.items() if key not in ("plan", "run")}
+        return {**inputs["plan"], **rest, **inputs["run"]}
+    return dict(inputs)
+
+
+def outcome(reference: Any, arguments: dict[str, Any]) -> dict[str, torch.Tensor]:  # noqa: ANN401
+    """Return what a call returns and which of its arguments it has written."""
+    before = {path: each.clone() for path, each in leaves(arguments)}
+    returned = reference(**arguments)
+    found = {path or "0": each for path, each in leaves(returned)}
+    places = {each.data_ptr() for each in found.values()}
+    for path, each in leaves(arguments):
+        if each.data_ptr() not in places and not same(before[path], each):
+            found[f"argument {path}"] = each
+    return found
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have the same bytes."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(as_bytes(one), as_bytes(other))
+
+
+def as_bytes(value: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor."""
+    return value.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def tensor_cores(arguments: Mapping[str, Any]) -> TensorCores:
+    """Return what products of a call may be made of, by the formats of its inputs."""
+    dtypes = {each.dtype for _, each in leaves(arguments)}
+    if dtypes & set(CODES):
+        # Results of FP8 products have 16 bits; probabilities become FP8 as the values are.
+        return TensorCores(torch.bfloat16, torch.float8_e4m3fn, FP8_SUM_ERROR)
+    halves = [each for each in (torch.bfloat16, torch.float16) if each in dtypes]
+    if not halves and torch.uint8 in dtypes:
+        halves = [torch.bfloat16]
+    return TensorCores(halves[0], halves[0]) if halves else TensorCores()
+
+
+def ask(reference: Any, arguments: dict[str, Any], seed: int = 0) -> Said:  # noqa: ANN401
+    """Evaluate a reference in its own formats, in float64, and disturbed.
+
+    Raises:
+        NoAnswerError: if it cannot be evaluated, or not in float64.
+    """
+    begin = time.monotonic()
+    steps = Steps()
+    try:
+        torch.manual_seed(seed)
+        with steps:
+            honest = outcome(reference, copied_inputs(arguments))
+        torch.manual_seed(seed + 1)
+        again = outcome(reference, copied_inputs(arguments))
+    except Exception as error:
+        message = f"its reference raises {type(error).__name__}: {first_line(error)}"
+        raise NoAnswerError(message) from error
+    if not honest:
+        message = "its reference returns nothing and writes nothing"
+        raise NoAnswerError(message)
+    random = [
+        name
+        for name in honest
+        if steps.draws or name not in again or not same(honest[name], again[name])
+    ]
+    units = steps.without_last(honest.values())
+    cores = tensor_cores(arguments)
+    try:
+        exact = _evaluate(reference, arguments, Wide(), seed)
+        disturbed = [
+            _evaluate(reference, arguments, Wide(units, seed=1 + number, cores=cores), seed)
+            for number in range(SAMPLES)
+        ]
+        far = [
+            _evaluate(reference, arguments, Wide(units, seed=101 + i, times=FAR, cores=cores), seed)
+            for i in range(DISTANT)
+        ]
+        leaning = [
+            _evaluate(reference, arguments, Wide(units, lean=lean, cores=cores), seed)
+            for lean in (1, -1)
+        ]
+    except Exception as error:
+        message = f"its reference has no answer in float64: {type(error).__name__}: " + first_line(
+            error
+        )
+        raise NoAnswerError(message) from error
+    outputs = []
+    for name, own in honest.items():
+        if name in random:
+            continue
+        if any(name not in each for each in (exact, *disturbed, *leaning, *far)):
+            # An argument that is written with what it has already.
+            continue
+        outputs.append(_expected(name, own, exact[name], disturbed, leaning, far))
+    said = Said(outputs, arithmetic_class(steps, outputs), random)
+    said.seconds = time.monotonic() - begin
+    return said
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, shortened."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:160] if lines else ""
+
+
+def exact_answers(reference: Any, arguments: dict[str, Any]) -> dict[str, torch.Tensor]:  # noqa: ANN401
+    """Return a reference's answers in float64 only."""
+    return {
+        name: each[0].cpu() for name, each in _evaluate(reference, arguments, Wide(), 0).items()
+    }
+
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def _evaluate(
+    reference: Any,  # noqa: ANN401
+    arguments: dict[str, Any],
+    mode: Wide,
+    seed: int,
+) -> dict[str, Pair]:
+    """Return each output, and the numbers that were rounded to it if it has codes."""
+    torch.manual_seed(seed)
+    with mode:
+        found = outcome(reference, widened_inputs(arguments))
+    pairs = {}
+    for name, each in found.items():
+        numbers = mode.numbers_of(each)
+        pairs[name] = (each, each if numbers is None else numbers)
+    return pairs
+
+
+def _expected(
+    name: str,
+    own: torch.Tensor,
+    exact: Pair,
+    disturbed: Sequence[dict[str, Pair]],
+    leaning: Sequence[dict[str, Pair]],
+    far: Sequence[dict[str, Pair]],
+) -> Expected:
+    codes = own.dtype in CODES and exact[1].dtype == WIDE
+    if codes:
+        kind = "codes"
+    elif own.dtype in WIDENED or own.dtype == WIDE:
+        kind = "floats"
+    else:
+        kind = "bytes" if own.dtype in (*BYTES, *CODES) else "integers"
+    place = 1 if codes else 0
+    return Expected(
+        name,
+        kind,
+        own.cpu(),
+        exact[place].cpu(),
+        *([each[name][place].cpu() for each in group] for group in (disturbed, leaning, far)),
+    )
+
+
+def arithmetic_class(steps: Steps, outputs: Sequence[Expected]) -> str:
+    """Return the class of a call's arithmetic, in words."""
+    kinds = {each.kind for each in outputs}
+    parts = []
+    if steps.classes["product"] or steps.classes["sum"]:
+        parts.append(f"dot product of {steps.longest}")
+    if steps.classes["softmax"]:
+        parts.append("softmax")
+    if steps.classes["scan"]:
+        parts.append("scan")
+    if not parts and steps.classes["step"]:
+        parts.append("elementwise")
+    if kinds & {"codes", "bytes"}:
+        parts.append("codes")
+    if "integers" in kinds:
+        parts.append("integers")
+    return ", ".join(parts) or "copies"
+
+
+def unit(dtype: torch.dtype) -> float:
+    """Return the unit roundoff of a format."""
+    return UNITS[dtype]

@@ -1,0 +1,231 @@
+"""Calls what a release publishes: on fenced copies of a problem's inputs."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .answers import Expected, as_bytes, flat_inputs, leaves
+from .release import Published
+
+FENCE = 4096
+"""Bytes before and behind each tensor that nothing may write."""
+FENCED = 0xA5
+WORKSPACE = 128 * 2**20
+PADDING = 8
+"""Elements by which rows are further apart, where strides are tried."""
+
+
+COPIED = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.uint32),
+)
+"""Formats that can be copied into memory of any kind."""
+
+
+class NotCalledError(Exception):
+    """A call that the harness cannot make, with the reason."""
+
+
+@dataclass
+class Fenced:
+    """Copies of a problem's inputs, each in memory of its own with a fence on both sides."""
+
+    inputs: dict[str, Any]
+    fences: dict[str, Sequence[torch.Tensor]] = field(default_factory=dict)
+
+    def broken(self) -> list[str]:
+        """Return the tensors outside of which something was written."""
+        return [
+            path
+            for path, fences in self.fences.items()
+            if any(bool((each != FENCED).any()) for each in fences)
+        ]
+
+
+def fenced(inputs: Mapping[str, Any], *, strided: bool = False) -> Fenced:
+    """Return fenced copies of inputs; strided: their rows are further apart."""
+    found = Fenced({})
+
+    def copy(value: Any, path: str) -> Any:  # noqa: ANN401
+        if isinstance(value, torch.Tensor):
+            return _copy(value, path)
+        if isinstance(value, dict):
+            return {
+                key: copy(each, f"{path}.{key}" if path else key) for key, each in value.items()
+            }
+        if isinstance(value, tuple | list):
+            return type(value)(copy(each, f"{path}.{index}") for index, each in enumerate(value))
+        return value
+
+    def _copy(value: torch.Tensor, path: str) -> torch.Tensor:
+        if 0 in value.stride() or value.dtype not in COPIED:
+            return value.clone()
+        strides = list(value.stride())
+        rows = strided and value.dim() > 1 and value.is_contiguous() and value.is_floating_point()
+        if rows:
+            strides = [
+                each // value.shape[-1] * (value.shape[-1] + PADDING) for each in strides[:-1]
+            ]
+            strides.append(1)
+        span = 1 + sum(
+            (size - 1) * max(stride, 0) for size, stride in zip(value.shape, strides, strict=True)
+        )
+        size = (span if value.numel() else 0) * value.element_size()
+        memory = torch.full((FENCE + size + FENCE,), FENCED, dtype=torch.uint8, device=value.device)
+        inner = memory[FENCE : FENCE + size].view(value.dtype)
+        result = torch.as_strided(inner, value.shape, strides) if value.numel() else value.clone()
+        if value.numel():
+            result.copy_(value)
+        found.fences[path] = (memory[:FENCE], memory[FENCE + size :])
+        return result
+
+    found.inputs = copy(dict(inputs), "")
+    return found
+
+
+@dataclass
+class Called:
+    """What a call did.
+
+    Attributes:
+        returned: the tensors it returned, in order.
+        arguments: all tensors of its inputs after it, by where they are.
+        changed: those that it wrote.
+        broken: tensors outside of which it wrote.
+    """
+
+    returned: list[torch.Tensor]
+    arguments: dict[str, torch.Tensor]
+    changed: set[str]
+    broken: list[str]
+
+
+def call(published: Published, inputs: Mapping[str, Any], *, strided: bool = False) -> Called:
+    """Call the release's own function on copies of inputs.
+
+    Raises:
+        NotCalledError: if the harness cannot make the call. Other errors are the release's.
+    """
+    copies = fenced(inputs, strided=strided)
+    before = {path: each.clone() for path, each in _paths(copies.inputs)}
+    function, given = _bound(published, copies.inputs)
+    returned = function(**given)
+    if any(each.is_cuda for each in before.values()):
+        torch.cuda.synchronize()
+    after = dict(_paths(copies.inputs))
+    changed = {path for path, each in after.items() if not _same(before[path], each)}
+    found = [each for _, each in leaves(returned)]
+    return Called(found, after, changed, copies.broken())
+
+
+def _paths(inputs: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:
+    return list(leaves(flat_inputs(inputs)))
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(as_bytes(one), as_bytes(other))
+
+
+def _bound(
+    published: Published, inputs: Mapping[str, Any]
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Return the function to call and its arguments; a wrapper is made and planned."""
+    module = importlib.import_module(published.original.__module__)
+    owner: Any = module
+    *parents, last = published.original.__qualname__.split(".")
+    for each in parents:
+        owner = getattr(owner, each)
+    flat = flat_inputs(inputs)
+    device = next((each.device for _, each in leaves(flat)), torch.device("cpu"))
+    if not parents:
+        function = getattr(owner, last)
+        return function, _accepted(function, flat)
+    wrapper = owner(**_construction(owner, flat, device))
+    if "plan" in inputs:
+        wrapper.plan(**_accepted(wrapper.plan, inputs["plan"]))
+    rest = inputs.get("run", flat)
+    function = getattr(wrapper, last)
+    given = _accepted(function, rest)
+    if (
+        "return_lse" in inspect.signature(function).parameters
+        and len(published.template.outputs) > 1
+    ):
+        given["return_lse"] = True
+    return function, given
+
+
+def _accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return dict(given)
+    return {key: value for key, value in given.items() if key in parameters}
+
+
+def _construction(owner: type, flat: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, parameter in inspect.signature(owner).parameters.items():
+        if "workspace" in name and parameter.default is parameter.empty:
+            found[name] = torch.zeros(WORKSPACE, dtype=torch.uint8, device=device)
+        elif name in flat:
+            found[name] = flat[name]
+        elif name == "num_levels":
+            found[name] = 1
+        elif parameter.default is parameter.empty and parameter.kind in (
+            parameter.POSITIONAL_OR_KEYWORD,
+            parameter.KEYWORD_ONLY,
+        ):
+            message = f"its wrapper asks for {name}"
+            raise NotCalledError(message)
+    return found
+
+
+def answer_of(
+    published: Published, expected: Expected, place: int, count: int, called: Called
+) -> torch.Tensor | None:
+    """Return what a call answered for an output of its reference; None if it has none."""
+    template = published.template
+    if expected.name.startswith("argument "):
+        path = expected.name.removeprefix("argument ")
+        head, _, tail = path.partition(".")
+        description = template.inputs.get(head)
+        key = getattr(description, "param", None) or head
+        index = getattr(description, "tuple_idx", None)
+        tail = tail or ("" if index is None else str(index))
+        return called.arguments.get(f"{key}.{tail}" if tail else key)
+    if len(called.returned) >= count and called.returned[place].shape == expected.exact.shape:
+        return called.returned[place]
+    descriptions = list(template.outputs.values())
+    if place < len(descriptions):
+        key = getattr(descriptions[place], "param", None)
+        if key and called.arguments.get(key) is not None:
+            return called.arguments[key]
+    alike = [
+        called.arguments[path]
+        for path in sorted(called.changed)
+        if called.arguments[path].shape == expected.exact.shape
+    ]
+    if alike and not called.returned:
+        return alike[min(place, len(alike) - 1)]
+    return called.returned[place] if place < len(called.returned) else None
+
+
+def may_write(published: Published, said: Sequence[Expected]) -> set[str]:
+    """Return the arguments that a call may write: its outputs."""
+    written = {each.name.removeprefix("argument ").split(".")[0] for each in said}
+    template = published.template
+    keys = {getattr(template.inputs.get(name), "param", None) or name for name in written}
+    keys |= {getattr(each, "param", None) or name for name, each in template.outputs.items()}
+    return keys
+
+
+def is_scratch(path: str) -> bool:
+    """Whether an argument is memory that a call may use as it likes, by its name."""
+    words = ("workspace", "buffer", "out", "scratch", "semaphore", "counter", "lse")
+    return any(word in path for word in words)

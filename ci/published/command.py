@@ -1,0 +1,210 @@
+"""The command published: do FlashInfer's calls answer as FlashInfer publishes them?"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..console.choices import Choice
+from ..console.errors import CONFORMING, INCOMPLETE, NONCONFORMING
+from ..console.outputs import Outputs
+from ..options import JSON
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+SCHEMA = "kernelproof/published/1"
+INSTALLED = "installed"
+
+
+@click.command("published", short_help="Judge FlashInfer's calls by what it publishes of them.")
+@click.argument("release", default=INSTALLED, metavar="[installed|VERSION|WHEEL|FOLDER]")
+@click.argument("names", nargs=-1, metavar="[NAME...]")
+@click.option("--device", type=Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="S")
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Processes that judge, each with the release of its own.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1),
+    default=60.0,
+    show_default=True,
+    metavar="S",
+    help="Limit of one call, compilation included.",
+)
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0.1),
+    default=None,
+    metavar="N",
+    help="Begin no call after this time, and cut short what runs.",
+)
+@JSON
+def published(
+    release: str,
+    names: tuple[str, ...],
+    *,
+    device: str,
+    seed: int,
+    jobs: int,
+    seconds: float,
+    minutes: float | None,
+    outputs: Outputs,
+) -> int:
+    """Judge the calls of a FlashInfer release by the templates that it publishes of them.
+
+    A template has a call's axes, tensors, an init and a reference in torch. The reference's answer
+    in float64 is compared with what the release's own function answers, within what roundings do.
+    Four kinds of faults over the reference's own answer must be refused on the way. NAME is a part
+    of a call's name.
+
+    Exit code 0 if what was judged conforms, 1 if it does not or a fault is accepted, 4 if no
+    function of the release answered here.
+    """
+    from ..console.terminal import console
+    from .asking import judge_release
+
+    outputs.check()
+    out = console(sys.stdout)
+
+    def show(line: str) -> None:
+        out.print(line, soft_wrap=True, markup=False, highlight=False)
+
+    folder = ""
+    if release != INSTALLED:
+        from ..releases.sandboxes import sandbox
+
+        folder = str(sandbox(release))
+    end = float("inf") if minutes is None else time.monotonic() + 60 * minutes
+    found = judge_release(
+        folder,
+        device,
+        seed=seed,
+        names=names,
+        jobs=jobs,
+        seconds=seconds,
+        end=end,
+        tell=lambda said: show_call(said, show),
+    )
+    summary = summarise(found)
+    for line in summary_lines(found, summary):
+        show(line)
+    outputs.write({"--json": lambda: {"schema": SCHEMA, **found, "summary": summary}})
+    if summary["findings"] or summary["accepted"] or summary["accused"]:
+        return NONCONFORMING
+    return CONFORMING if summary["judged"] else INCOMPLETE
+
+
+def show_call(said: Mapping[str, Any], show: Callable[[str], None]) -> None:
+    """Print a line of a call, and one of each finding."""
+    name, state = said["name"], said["state"]
+    if not said["problems"]:
+        show(f"{name}: {state}: {said.get('why', '')}")
+        return
+    whys = sorted({each["answer"].get("why", "") for each in said["problems"]} - {""})
+    classes = sorted({each["arithmetic"] for each in said["problems"]})
+    show(
+        f"{name}: {state}, {len(said['problems'])} problems, {'; '.join(classes)}"
+        + "".join(f"; {why}" for why in whys)
+    )
+    for each in said["problems"]:
+        axes = json.dumps(each["axes"])
+        for finding in each["answer"].get("findings", ()):
+            show(f"  {finding['law']}: {finding['why']} ({axes})")
+        for finding in each["accused"]:
+            show(f"  its own reference is accused: {finding['why']} ({axes})")
+    for fault in accepted(said):
+        show(f"  accepted: {fault}")
+
+
+def accepted(said: Mapping[str, Any]) -> list[str]:
+    """Return the seeded faults that no problem of a call refuses."""
+    tried: dict[str, bool] = {}
+    for each in said["problems"]:
+        for fault, outputs in each["faults"].items():
+            for output, law in outputs.items():
+                key = f"{fault} of output {output}"
+                tried[key] = tried.get(key, False) or bool(law)
+    return [fault for fault, refused in tried.items() if not refused]
+
+
+def faults_tried(said: Mapping[str, Any]) -> int:
+    """Return how many faults of outputs were tried."""
+    return len(
+        {
+            (fault, output)
+            for each in said["problems"]
+            for fault, outputs in each["faults"].items()
+            for output in outputs
+        }
+    )
+
+
+def summarise(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the counts of a run."""
+    calls = found["calls"]
+    asked = [each for each in calls if each["problems"]]
+    answers = [each["answer"] for call in asked for each in call["problems"]]
+    wrong = [
+        call["name"]
+        for call in asked
+        if any(each["answer"].get("findings") for each in call["problems"])
+    ]
+    return {
+        "calls": len(calls),
+        "judged": sum(each["state"] == "judged" for each in calls),
+        "reference only": sum(each["state"] == "reference only" for each in calls),
+        "unasked": sum(each["state"] == "unasked" for each in calls),
+        "ended": sum(each["state"] == "ended" for each in calls),
+        "problems judged": sum(each["state"] == "answered" for each in answers),
+        "findings": wrong,
+        "accused": [
+            call["name"] for call in asked if any(each["accused"] for each in call["problems"])
+        ],
+        "faults": sum(faults_tried(each) for each in asked),
+        "accepted": [f"{call['name']}: {fault}" for call in asked for fault in accepted(call)],
+    }
+
+
+def summary_lines(found: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
+    """Return what a run found, in sentences."""
+    reasons = Counter(
+        each["answer"]["why"].split(":")[0]
+        for call in found["calls"]
+        for each in call["problems"]
+        if each["answer"]["state"] == "refused"
+    )
+    refused = summary["faults"] - len(summary["accepted"])
+    states = (
+        f"{summary['judged']} judged (their own function answered)",
+        f"{summary['reference only']} reference against reference only",
+        f"{summary['unasked']} not asked",
+        f"{summary['ended']} ended or took too long",
+    )
+    counts = (
+        f"{len(summary['findings'])} calls with findings",
+        f"{refused} of {summary['faults']} seeded faults refused",
+        f"{len(summary['accused'])} honest references accused",
+    )
+    of = (
+        f"flashinfer {found['flashinfer']} on {found['device']}: {summary['calls']} published calls"
+    )
+    lines = [f"{of}: {', '.join(states)}", "; ".join(counts)]
+    if reasons:
+        lines.append("refused: " + ", ".join(f"{why} {n}" for why, n in reasons.most_common()))
+    if not summary["judged"]:
+        lines.append("no function of the release answered here: nothing of it was judged")
+    if found["not begun"]:
+        lines.append(f"not begun: {len(found['not begun'])}: " + ", ".join(found["not begun"]))
+    return lines

@@ -1,0 +1,183 @@
+"""Whether an answer is as near to a reference's as roundings allow: each element, and all together.
+
+An element's bound is half a step of its format, and ``SPREAD`` times what the disturbed answers
+spread there. Roundings have no side: the sum of an answer's errors, and their share of the answer
+itself, have bounds of their own, in which a constant or a factor shows that no element does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .answers import Expected, as_bytes
+from .arithmetic import CODES, UNITS, WIDE
+
+SPREAD = 6.0
+"""How often the largest of the disturbances an honest error may be.
+
+The largest of six and its mean over a row, which it is not below, are some 1.6 deviations: an
+honest error beyond 8 of these is one beyond 8 deviations, below one in 10^14 of Gaussian ones.
+"""
+SIDE = 4.0
+"""The same of a sum of errors, of which an output has two."""
+FLOOR = 0.6
+"""Share of a row's mean disturbance below which no element's counts, as six may all be small."""
+LEAN = 2.0
+"""How often the error of approximate functions may occur: that of a kernel is not of one side."""
+FLIPS = 2
+"""Numbers of an output that may be rounded to the other side by chance, beyond those sampled."""
+QUARTER = 4
+"""Share of the codes that far disturbances change which an answer may change and none of these."""
+TINY = {torch.float16: 2.0**-25, torch.float8_e4m3fn: 2.0**-10, torch.float8_e5m2: 2.0**-17}
+"""Half of the smallest subnormal number of the formats that have few."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How an answer differs.
+
+    Attributes:
+        law: "shape", "nan", "elements", "offset", "factor", "codes" or "integers".
+        why: a sentence.
+    """
+
+    law: str
+    why: str
+
+
+def compare(expected: Expected, answer: torch.Tensor) -> Difference | None:
+    """Return how an answer differs by more than roundings, or None."""
+    if answer.shape != expected.exact.shape:
+        why = f"{expected.name}: {tuple(answer.shape)}, and {tuple(expected.exact.shape)} asked"
+        return Difference("shape", why)
+    if not answer.numel():
+        return None
+    if expected.kind in ("floats", "codes"):
+        if not answer.is_floating_point():
+            why = f"{expected.name}: {answer.dtype} instead of {expected.honest.dtype}"
+            return Difference("shape", why)
+        return _numbers(expected, answer)
+    return _codes(expected, answer)
+
+
+def _numbers(expected: Expected, answer: torch.Tensor) -> Difference | None:
+    name, dtype = expected.name, answer.dtype
+    exact = expected.exact.to(WIDE)
+    values = answer.to(WIDE)
+    largest = torch.finfo(dtype).max
+    # What the format cannot hold may be its largest number or infinity.
+    finite = exact.isfinite() & (exact.abs() <= largest)
+    wrong = finite & ~values.isfinite()
+    nan = ~exact.isfinite() & (values.isfinite() | (values.isnan() != exact.isnan()))
+    if bool(wrong.any()) or bool((nan & ~_saturated(values, largest)).any()):
+        count = int(wrong.sum() + nan.sum())
+        return Difference(
+            "nan", f"{name}: {count} elements are NaN or infinite where none should be, or not"
+        )
+    exact, values = torch.where(finite, exact, 0.0), torch.where(finite, values, 0.0)
+    spread = _largest(
+        [torch.where(finite, each - expected.exact, 0.0) for each in expected.samples]
+    )
+    lean = _largest([torch.where(finite, each - expected.exact, 0.0) for each in expected.leaning])
+    least = FLOOR * spread.square().mean(-1, keepdim=True).sqrt() if spread.dim() else spread
+    internal = SPREAD * torch.maximum(spread, least) + LEAN * lean
+    half = _half_steps(exact.abs() + internal, dtype)
+    error = values - exact
+    outside = error.abs() > internal + half
+    if bool(outside.any()):
+        excess = (error.abs() / (internal + half).clamp_min(1e-300)).flatten()
+        worst = int(excess.argmax())
+        got, asked = float(values.flatten()[worst]), float(exact.flatten()[worst])
+        count, total = int(outside.sum()), outside.numel()
+        why = f"{name}: {count} of {total} elements; worst at {worst}: {got!r}, and {asked!r} asked"
+        return Difference("elements", f"{why}, {float(excess[worst]):.3g} times the bound")
+    return _sides(expected, values, exact, finite, dtype)
+
+
+def _half_steps(sizes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return half the distance of two numbers of a format, at each size."""
+    binade = torch.frexp(sizes).exponent - 1
+    return UNITS[dtype] * torch.exp2(binade.to(WIDE)) + TINY.get(dtype, 0.0)
+
+
+def _saturated(values: torch.Tensor, largest: float) -> torch.Tensor:
+    return values.abs() >= largest
+
+
+def _largest(deviations: list[torch.Tensor]) -> torch.Tensor:
+    found = deviations[0].abs()
+    for each in deviations[1:]:
+        found = torch.maximum(found, each.abs())
+    return torch.nan_to_num(found, nan=0.0, posinf=0.0)
+
+
+def _sides(
+    expected: Expected,
+    values: torch.Tensor,
+    exact: torch.Tensor,
+    finite: torch.Tensor,
+    dtype: torch.dtype,
+) -> Difference | None:
+    """Return whether the errors of an answer have a side.
+
+    What is compared is rounded, as the answer is: an answer of one number has the same rounding in
+    each element.
+    """
+    rounded = _rounded(exact, dtype)
+    error = values - rounded
+    samples = [
+        _rounded(torch.where(finite, each, 0.0), dtype) - rounded for each in expected.samples
+    ]
+    lean = [torch.where(finite, each, 0.0) - exact for each in expected.leaning]
+    steps = UNITS[dtype] * 2 * exact.abs() + TINY.get(dtype, 0.0)
+    for law, weight in (("offset", torch.ones_like(exact)), ("factor", exact)):
+        scale = float(weight.square().sum())
+        if not scale:
+            continue
+        found = float((error * weight).sum()) / scale
+        flips = FLIPS * float((steps * weight.abs()).max()) / scale
+        allowed = SIDE * max(abs(float((each * weight).sum())) for each in samples) / scale
+        # The samples' sums may all be near zero: their elements' sum in quadrature is not.
+        quadrature = max(float((each * weight).square().sum()) for each in samples) ** 0.5 / scale
+        sided = LEAN * max(abs(float((each * weight).sum())) for each in lean) / scale
+        bound = max(allowed, SPREAD * FLOOR * quadrature) + sided + flips
+        if abs(found) > bound:
+            why = f"{expected.name}: errors have a side: {found:.3g}, and {bound:.3g} allowed"
+            return Difference(law, why)
+    return None
+
+
+def _rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    largest = torch.finfo(dtype).max
+    return values.clamp(-largest, largest).to(dtype).to(WIDE)
+
+
+def _codes(expected: Expected, answer: torch.Tensor) -> Difference | None:
+    """Compare codes and integers: equal, or where a disturbance changes them too."""
+    exact = expected.exact
+    if answer.dtype != exact.dtype and {answer.element_size(), exact.element_size()} != {1}:
+        answer = answer.to(exact.dtype)
+    one, other = _as_integers(answer), _as_integers(exact)
+    different = one != other
+    if not bool(different.any()):
+        return None
+    near = [_as_integers(each) != other for each in (*expected.samples, *expected.leaning)]
+    far = [_as_integers(each) != other for each in expected.far]
+    changed = torch.stack([*near, *far]).sum(0)
+    most = max(int(each.sum()) for each in (*near, *far))
+    # Where one sample differs and none of the others: as many as an honest answer may have.
+    lonely = max(int((each & (changed == 1)).sum()) for each in near)
+    count, outside = int(different.sum()), int((different & (changed == 0)).sum())
+    if count > 2 * most or outside > 2 * lonely + most // QUARTER:
+        law = "codes" if expected.kind == "bytes" else "integers"
+        why = f"{count} of {different.numel()} differ, {outside} of them where no rounding matters"
+        return Difference(law, f"{expected.name}: {why}; roundings change {most}")
+    return None
+
+
+def _as_integers(value: torch.Tensor) -> torch.Tensor:
+    if value.dtype in (*CODES, torch.float8_e8m0fnu, torch.uint8, torch.int8):
+        return as_bytes(value).to(torch.int16).reshape(value.shape)
+    return value.to(torch.int64)

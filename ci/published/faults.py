@@ -1,0 +1,65 @@
+"""The four kinds of faults that FlashInfer's own checks accept, over a reference's own answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from .answers import Expected, same
+
+OFFSET, FACTOR, LARGEST, SHARE = 0.009, 1.005, 0.9, 20
+
+
+def _again(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    largest = torch.finfo(dtype).max
+    return torch.where(values.isfinite(), values.clamp(-largest, largest), values).to(dtype)
+
+
+def offset(own: torch.Tensor) -> torch.Tensor | None:
+    """Add a constant to each number."""
+    return _again(own.to(torch.float64) + OFFSET, own.dtype) if own.is_floating_point() else None
+
+
+def factor(own: torch.Tensor) -> torch.Tensor | None:
+    """Multiply each number by a factor near one."""
+    return _again(own.to(torch.float64) * FACTOR, own.dtype) if own.is_floating_point() else None
+
+
+def largest(own: torch.Tensor) -> torch.Tensor | None:
+    """Take a tenth off the largest number."""
+    if not own.is_floating_point() or not own.numel():
+        return None
+    wide = own.to(torch.float64).flatten().clone()
+    place = int(torch.where(wide.isfinite(), wide.abs(), -1.0).argmax())
+    wide[place] *= LARGEST
+    return _again(wide.reshape(own.shape), own.dtype)
+
+
+def codes(own: torch.Tensor) -> torch.Tensor | None:
+    """Change one byte in twenty of codes by one."""
+    if own.element_size() != 1 or own.dtype == torch.bool:
+        return None
+    found = own.clone().contiguous()
+    flat = found.view(torch.uint8).reshape(-1)
+    places = torch.arange(0, flat.numel(), SHARE)
+    flat[places] = flat[places] ^ 1
+    return flat.view(own.dtype).reshape(own.shape)
+
+
+FAULTS: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {
+    "+0.009": offset,
+    "x1.005": factor,
+    "-10% of the largest": largest,
+    "5% of the bytes": codes,
+}
+
+
+def seeded(expected: Expected) -> dict[str, torch.Tensor]:
+    """Return the faulty answers of an output: those that change a byte of it."""
+    found = {}
+    for name, fault in FAULTS.items():
+        faulty = fault(expected.honest)
+        if faulty is not None and not same(faulty, expected.honest):
+            found[name] = faulty
+    return found

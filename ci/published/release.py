@@ -1,0 +1,124 @@
+"""What one release of FlashInfer publishes: read by a process that has this release on its path."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .answers import NoAnswerError, first_line
+
+SIZES = ((3, 17, 5, 9), (8,), (16,), (64,), (128,), (4,), (2,), (1,))
+"""Values of run-time axes, in turn, until a template's own init takes them."""
+LARGER = ((5, 40, 9, 17), (64,), (256,))
+"""Those of a second problem."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """One template at one call.
+
+    Attributes:
+        name: the call's name, and the template's where it has several.
+        api: the call's module and name, without "flashinfer.".
+        original: the call's function.
+        template: what is published.
+    """
+
+    name: str
+    api: str
+    original: Any
+    template: Any
+
+    @property
+    def lacks(self) -> str:
+        """What the template lacks to be judged by; empty if nothing."""
+        lacking = [part for part in ("reference", "init") if getattr(self.template, part) is None]
+        return " and ".join(lacking)
+
+
+def read_release() -> list[Published]:
+    """Return what the installed release publishes, in order of names."""
+    import flashinfer
+
+    root = Path(flashinfer.__path__[0])
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        if parts[-1].startswith("__main__") or parts[0] in ("trace", "testing", "data"):
+            continue
+        if "trace=" not in path.read_text(errors="replace"):
+            continue
+        parts = parts[:-1] if parts[-1] == "__init__" else parts
+        try:
+            importlib.import_module(".".join(("flashinfer", *parts)))
+        except Exception:  # noqa: BLE001, S112  what a module lacks is of another chip
+            continue
+    from flashinfer.api_logging import _TRACE_REGISTRY
+
+    found: dict[str, Published] = {}
+    for original, template, label in _TRACE_REGISTRY:
+        api = f"{original.__module__}.{original.__qualname__}".removeprefix("flashinfer.")
+        short = original.__qualname__
+        name = short if short == label else f"{short}:{label}"
+        if name in found and found[name].template is template and found[name].api != api:
+            name = f"{api}:{label}"
+        found.setdefault(name, Published(name, api, original, template))
+    return [found[name] for name in sorted(found)]
+
+
+def problems_of(
+    published: Published, device: str, seed: int, sizes: Sequence[tuple[int, ...]] = SIZES
+) -> Iterator[tuple[dict[str, int], Mapping[str, Any]]]:
+    """Yield axis values and inputs, which an init takes; its reference may still refuse them.
+
+    Raises:
+        NoAnswerError: if the template's init takes no values that are tried.
+    """
+    why, tried = "", list[dict[str, int]]()
+    for every, values in itertools.product((True, False), sizes):
+        axes = axis_values(published, values, every=every)
+        if axes in tried:
+            continue
+        tried.append(axes)
+        try:
+            inputs = inputs_of(published, axes, device, seed)
+        except Exception as error:  # noqa: BLE001  an init has no error of its own
+            why = why or f"its init raises {type(error).__name__}: {first_line(error)}"
+            continue
+        why = ""
+        yield axes, inputs
+    if why:
+        raise NoAnswerError(why)
+
+
+def axis_values(
+    published: Published, values: tuple[int, ...], *, every: bool = False
+) -> dict[str, int]:
+    """Return values of the axes that an init asks for; ``every``: and of run-time axes it has."""
+    cycle = itertools.cycle(values)
+    template = published.template
+    found = {}
+    for name, parameter in inspect.signature(template.init).parameters.items():
+        asked = parameter.default is parameter.empty
+        # An axis whose value follows from others has none.
+        runs = type(template.axes.get(name)).__name__ == "Var" and bool(parameter.default)
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD) and (
+            asked or (every and runs)
+        ):
+            found[name] = next(cycle)
+    return found
+
+
+def inputs_of(
+    published: Published, axes: Mapping[str, int], device: str, seed: int
+) -> Mapping[str, Any]:
+    """Return what a template's init makes."""
+    found = published.template.init(**axes, device=device, seed=seed)
+    if not isinstance(found, dict):
+        message = f"its init returns {type(found).__name__}"
+        raise NoAnswerError(message)
+    return found

@@ -1,0 +1,195 @@
+"""A release that publishes calls as FlashInfer does; each but the first breaks one law."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+REGISTRY = """
+_TRACE_REGISTRY = []
+
+
+def flashinfer_api(trace):
+    def decorate(function):
+        templates = trace if isinstance(trace, list) else [trace]
+        for each in templates:
+            _TRACE_REGISTRY.append((function, each, function.__name__))
+        return function
+
+    return decorate
+"""
+
+TEMPLATES = """
+class Var:
+    pass
+
+
+class Const:
+    pass
+
+
+class Tensor:
+    def __init__(self, dim_names, param=None, tuple_idx=None, optional=False):
+        self.dim_names, self.param, self.tuple_idx = dim_names, param, tuple_idx
+        self.optional = optional
+
+
+class Template:
+    def __init__(self, axes, inputs, outputs, reference=None, init=None):
+        self.axes, self.inputs, self.outputs = axes, inputs, outputs
+        self.reference, self.init = reference, init
+"""
+
+CALLS = """
+import torch
+
+from .api_logging import flashinfer_api
+from .templates import Const, Template, Tensor, Var
+
+COUNT = [0]
+
+
+def reference(rows, weight):
+    wide = rows.to(torch.float32)
+    scale = torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + 1e-6)
+    return (wide * scale * weight.to(torch.float32)).to(rows.dtype)
+
+
+def init(*, tokens, hidden=256, device="cuda", seed=0):
+    torch.manual_seed(seed)
+    rows = torch.randn(tokens, hidden, dtype=torch.bfloat16)
+    return {"input": rows, "weight": torch.randn(hidden, dtype=torch.bfloat16)}
+
+
+def template(**changes):
+    given = {
+        "axes": {"tokens": Var(), "hidden": Const()},
+        "inputs": {"rows": Tensor(["tokens", "hidden"], "input"), "weight": Tensor(["hidden"])},
+        "outputs": {"output": Tensor(["tokens", "hidden"])},
+        "reference": reference,
+        "init": init,
+    }
+    return Template(**{**given, **changes})
+
+
+def in_place(rows, weight):
+    rows.copy_(reference(rows, weight))
+
+
+def codes(rows, weight):
+    return reference(rows, weight).to(torch.float32).clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
+@flashinfer_api(trace=template())
+def norm_right(input, weight):
+    return reference(input, weight)
+
+
+@flashinfer_api(trace=template(reference=in_place, outputs={"out": Tensor(["tokens"], "input")}))
+def norm_in_place(input, weight):
+    in_place(input, weight)
+
+
+@flashinfer_api(trace=template(reference=codes))
+def norm_codes(input, weight):
+    return codes(input, weight)
+
+
+@flashinfer_api(trace=template(reference=codes))
+def norm_code_off(input, weight):
+    return codes(input, weight * 1.02)
+
+
+@flashinfer_api(trace=template())
+def norm_offset(input, weight):
+    return reference(input, weight) + 0.009
+
+
+@flashinfer_api(trace=template())
+def norm_outside(input, weight):
+    torch.as_strided(weight, (1,), (1,), weight.storage_offset() + weight.numel()).fill_(3)
+    return reference(input, weight)
+
+
+@flashinfer_api(trace=template())
+def norm_input(input, weight):
+    found = reference(input, weight)
+    weight[0] += 1
+    return found
+
+
+@flashinfer_api(trace=template())
+def norm_repeats(input, weight):
+    COUNT[0] += 1
+    found = reference(input, weight)
+    found[0, 0] += (COUNT[0] % 2) * found[0, 0].abs() * 2.0**-7
+    return found
+
+
+@flashinfer_api(trace=template())
+def norm_strides(input, weight):
+    flat = torch.as_strided(input, input.shape, (input.shape[-1], 1))
+    return reference(flat, weight)
+
+
+@flashinfer_api(trace=template())
+def norm_rows(input, weight):
+    found = reference(input, weight)
+    found[0, 0] += torch.sign(input[-1, 0]) * found[0, 0].abs() * 2.0**-7
+    return found
+
+
+@flashinfer_api(trace=template())
+def norm_refuses(input, weight):
+    raise ValueError("no chip has it")
+
+
+@flashinfer_api(trace=template(reference=None))
+def norm_unpublished(input, weight):
+    return input
+
+
+def drawn(rows, weight):
+    return torch.multinomial(rows.exp().float(), 1)
+
+
+@flashinfer_api(trace=template(reference=drawn))
+def draws(input, weight):
+    return drawn(input, weight)
+
+
+@flashinfer_api(trace=template())
+def norm_dies(input, weight):
+    import os
+
+    os._exit(7)
+
+
+class Wrapper:
+    def __init__(self, float_workspace_buffer):
+        self.weight = None
+
+    def plan(self, weight):
+        self.weight = weight
+
+    @flashinfer_api(
+        trace=template(
+            init=lambda *, tokens, device="cuda", seed=0: {
+                "plan": {"weight": init(tokens=tokens)["weight"]},
+                "run": {"input": init(tokens=tokens)["input"]},
+            }
+        )
+    )
+    def run(self, input):
+        return reference(input, self.weight)
+"""
+
+
+def stand_in(folder: Path) -> str:
+    """Write the release, and return its folder."""
+    package = folder / "flashinfer"
+    package.mkdir()
+    (package / "__init__.py").write_text('__version__ = "9.9"\n')
+    (package / "api_logging.py").write_text(REGISTRY)
+    (package / "templates.py").write_text(TEMPLATES)
+    (package / "norms.py").write_text(CALLS)
+    return str(folder)

@@ -1,0 +1,181 @@
+"""Published calls of a stand-in release, whose functions each break one law; the bounds; faults."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kernelproof.ci.cli import main
+from kernelproof.ci.published.answers import NoAnswerError, Said, ask
+from kernelproof.ci.published.comparing import compare
+from kernelproof.ci.published.faults import FAULTS, seeded
+from kernelproof.tests.ci.published.stand_in import stand_in
+
+BROKEN = {
+    "norm_code_off": "parity",
+    "norm_offset": "parity",
+    "norm_outside": "outside",
+    "norm_input": "inputs",
+    "norm_repeats": "repeats",
+    "norm_strides": "strides",
+    "norm_rows": "rows",
+}
+"""The law that each faulty function of the stand-in breaks."""
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("release")
+    report = folder / "report.json"
+    code = main(["published", stand_in(folder), "--json", str(report), "--seconds", "100"])
+    found: dict[str, Any] = {"exit code": code, **json.loads(report.read_text())}
+    return found
+
+
+def findings(report: dict[str, Any], name: str) -> set[str]:
+    """Return the laws that a call broke."""
+    (call,) = (each for each in report["calls"] if each["name"] == name)
+    return {
+        finding["law"]
+        for problem in call["problems"]
+        for finding in problem["answer"].get("findings", ())
+    }
+
+
+@pytest.mark.parametrize(("name", "law"), BROKEN.items())
+def test_a_faulty_function_breaks_its_law(judged: dict[str, Any], name: str, law: str) -> None:
+    assert law in findings(judged, name)
+
+
+@pytest.mark.parametrize("name", ["norm_right", "norm_in_place", "norm_codes", "Wrapper.run:run"])
+def test_a_right_function_breaks_no_law(judged: dict[str, Any], name: str) -> None:
+    (call,) = (each for each in judged["calls"] if each["name"] == name)
+    assert call["state"] == "judged"
+    assert not findings(judged, name)
+
+
+def test_what_did_not_answer_is_counted_apart(judged: dict[str, Any]) -> None:
+    states = {each["name"]: each["state"] for each in judged["calls"]}
+    assert states["norm_refuses"] == "reference only"
+    assert states["norm_unpublished"] == "unasked"
+    assert states["norm_dies"] == "ended"
+    assert states["draws"] == "reference only"
+    summary = judged["summary"]
+    assert summary["judged"] == len(BROKEN) + 4
+    assert summary["findings"] == sorted(BROKEN)
+
+
+def test_no_seeded_fault_is_accepted(judged: dict[str, Any]) -> None:
+    assert judged["summary"]["faults"] >= 30
+    assert not judged["summary"]["accepted"]
+    assert not judged["summary"]["accused"]
+
+
+def test_findings_and_nothing_judged_have_exit_codes(
+    judged: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = stand_in(tmp_path)
+    assert judged["exit code"] == 1
+    assert main(["published", folder, "norm_right"]) == 0
+    assert main(["published", folder, "norm_refuses"]) == 4
+    assert "no function of the release answered here" in capfd.readouterr().out
+    shutil.rmtree(tmp_path / "flashinfer")
+    (tmp_path / "flashinfer").mkdir()
+    (tmp_path / "flashinfer" / "__init__.py").write_text('__version__ = "9.9"\n')
+    assert main(["published", folder]) == 3
+
+
+def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Multiply as a reference does."""
+    return (a.to(torch.float32) @ b.to(torch.float32)).to(a.dtype)
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Attend as a reference does."""
+    logits = q.to(torch.float32) @ k.to(torch.float32).T * q.shape[-1] ** -0.5
+    return (torch.softmax(logits, dim=-1) @ v.to(torch.float32)).to(q.dtype)
+
+
+def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise to FP8 with a scale a row, as a reference does."""
+    wide = x.to(torch.float32)
+    scale = wide.abs().amax(dim=-1, keepdim=True) / 448
+    return (wide / scale).to(torch.float8_e4m3fn), scale
+
+
+def choose(x: torch.Tensor) -> torch.Tensor:
+    """Choose the largest, as a reference does."""
+    return torch.topk(torch.softmax(x.to(torch.float32), dim=-1), 4).indices
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Return numbers in bfloat16."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(torch.bfloat16)
+
+
+def said_of(name: str) -> Said:
+    """Return what a reference says of a problem."""
+    if name == "product":
+        return ask(product, {"a": drawn(16, 512), "b": drawn(512, 64, seed=1)})
+    if name == "attend":
+        keys = {"k": drawn(300, 64, seed=1), "v": drawn(300, 64, seed=2)}
+        return ask(attend, {"q": drawn(64, 64), **keys})
+    if name == "quantise":
+        return ask(quantise, {"x": drawn(16, 256)})
+    return ask(choose, {"x": drawn(64, 100)})
+
+
+@pytest.mark.parametrize("name", ["product", "attend", "quantise", "choose"])
+def test_faults_over_a_reference_are_refused_and_itself_is_not(name: str) -> None:
+    for expected in said_of(name).outputs:
+        assert compare(expected, expected.honest) is None
+        for fault, answer in seeded(expected).items():
+            assert compare(expected, answer) is not None, fault
+
+
+def test_the_class_of_arithmetic_is_named() -> None:
+    assert said_of("product").arithmetic == "dot product of 512"
+    assert said_of("attend").arithmetic == "dot product of 300, softmax"
+    assert "codes" in said_of("quantise").arithmetic
+    assert said_of("choose").arithmetic == "softmax, integers"
+
+
+def test_kernels_may_round_what_tensor_cores_round() -> None:
+    q, k, v = drawn(64, 64), drawn(300, 64, seed=1), drawn(300, 64, seed=2)
+    (expected,) = ask(attend, {"q": q, "k": k, "v": v}).outputs
+    logits = q.float() @ k.float().T / 8
+    weights = torch.softmax(logits, dim=-1).to(torch.bfloat16)
+    assert compare(expected, (weights.float() @ v.float()).to(torch.bfloat16)) is None
+    dropped = torch.softmax(logits[:, :-1], dim=-1) @ v[:-1].float()
+    assert compare(expected, dropped.to(torch.bfloat16)) is not None
+
+
+def test_an_answer_of_another_shape_or_with_a_nan_is_refused() -> None:
+    (expected,) = said_of("product").outputs
+    shorter, nan = expected.honest[:-1], expected.honest.clone()
+    nan[0, 0] = float("nan")
+    for answer, law in ((shorter, "shape"), (nan, "nan")):
+        found = compare(expected, answer)
+        assert found is not None
+        assert found.law == law
+
+
+def test_a_reference_that_raises_gives_no_answer() -> None:
+    with pytest.raises(NoAnswerError, match="ValueError: no"):
+        ask(_refuses, {"x": drawn(2, 2)})
+
+
+def _refuses(x: torch.Tensor) -> torch.Tensor:
+    message = f"no {x.dim()} axes"
+    raise ValueError(message)
+
+
+def test_each_fault_changes_an_answer() -> None:
+    found = {name for expected in said_of("quantise").outputs for name in seeded(expected)}
+    assert found == set(FAULTS)
