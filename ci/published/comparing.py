@@ -70,6 +70,9 @@ def _numbers(expected: Expected, answer: torch.Tensor) -> Difference | None:
     # What the format cannot hold may be its largest number or infinity.
     finite = exact.isfinite() & (exact.abs() <= largest)
     wrong = finite & ~values.isfinite()
+    over = exact.isfinite() & (exact.abs() > largest * (1 + UNITS[dtype]))
+    if bool((over & (values.abs() < largest)).any()):
+        return Difference("elements", f"{name}: numbers beyond {largest} are below it")
     nan = ~exact.isfinite() & (values.isfinite() | (values.isnan() != exact.isnan()))
     if bool(wrong.any()) or bool((nan & ~_saturated(values, largest)).any()):
         count = int(wrong.sum() + nan.sum())

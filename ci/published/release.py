@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import itertools
+import operator
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,10 @@ SIZES = ((3, 17, 5, 9), (8,), (16,), (64,), (128,), (4,), (2,), (1,))
 """Values of run-time axes, in turn, until a template's own init takes them."""
 LARGER = ((5, 40, 9, 17), (64,), (256,))
 """Those of a second problem."""
+
+DERIVED = re.compile(r"(\w+) == (\w+) (\+|-|\*|//) (\d+)")
+"""A constraint by which an axis follows from another."""
+DERIVE = {"+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv}
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,11 @@ def axis_values(
             asked or (every and runs)
         ):
             found[name] = next(cycle)
+    for constraint in template.constraints:
+        if match := DERIVED.fullmatch(constraint.strip()):
+            name, base, sign, number = match.groups()
+            if name in found and base in found:
+                found[name] = DERIVE[sign](found[base], int(number))
     return found
 
 
