@@ -111,8 +111,8 @@ class Steps(TorchDispatchMode):
             self._written[place] = [(self._made[place], 2.0**-24)]
             self._kept.append(first)  # else another tensor has its address
             self._classify(name, args, first)
-        elif name in ("_to_copy", "copy"):
-            source = args[0] if name == "_to_copy" else args[1]
+        elif name in ("_to_copy", "copy", "clone"):
+            source = args[1] if name == "copy" else args[0]
             self._narrow(source, first)
         return result
 
@@ -133,6 +133,11 @@ class Steps(TorchDispatchMode):
             self._written.setdefault(storage_of(result), []).append((made, self.units[made]))
             self._kept.append(result)
             self.units[made] = max(self.units[made], UNITS[result.dtype])
+        elif storage_of(source) in self._written:
+            # A copy of a last result is one too.
+            kept = self._written.setdefault(storage_of(result), [])
+            kept += self._written[storage_of(source)]
+            self._kept.append(result)
 
     def without_last(self, outputs: Iterable[torch.Tensor]) -> list[float]:
         """Return the units without the rounding to the outputs' own formats, which has a term."""

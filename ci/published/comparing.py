@@ -68,7 +68,7 @@ def _numbers(expected: Expected, answer: torch.Tensor) -> Difference | None:
     values = answer.to(WIDE)
     largest = torch.finfo(dtype).max
     # What the format cannot hold may be its largest number or infinity.
-    finite = exact.isfinite() & (exact.abs() <= largest)
+    finite = exact.isfinite() & (exact.abs() <= largest * (1 + UNITS[dtype]))
     wrong = finite & ~values.isfinite()
     over = exact.isfinite() & (exact.abs() > largest * (1 + UNITS[dtype]))
     if bool((over & (values.abs() < largest)).any()):
@@ -79,7 +79,8 @@ def _numbers(expected: Expected, answer: torch.Tensor) -> Difference | None:
         return Difference(
             "nan", f"{name}: {count} elements are NaN or infinite where none should be, or not"
         )
-    exact, values = torch.where(finite, exact, 0.0), torch.where(finite, values, 0.0)
+    exact = torch.where(finite, exact.clamp(-largest, largest), 0.0)
+    values = torch.where(finite, values, 0.0)
     spread = _largest(
         [torch.where(finite, each - expected.exact, 0.0) for each in expected.samples]
     )

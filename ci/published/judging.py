@@ -23,7 +23,7 @@ from .arithmetic import WIDENED
 from .calling import Called, NotCalledError, answer_of, call, is_scratch, may_write
 from .comparing import compare
 from .faults import seeded
-from .release import LARGER, SIZES, Published, problems_of
+from .release import LARGER, LARGEST, SIZES, Published, problems_of
 
 MANY = 10_000_000
 """Numbers of inputs above which a reference is evaluated on a GPU, if there is one."""
@@ -56,21 +56,28 @@ def judge(published: Published, device: str, seed: int) -> dict[str, Any]:
     if published.lacks:
         return {**found, "state": "unasked", "why": f"no {published.lacks} is published"}
     begin = time.monotonic()
-    for number, sizes in enumerate((SIZES, LARGER)):
+    for number, sizes in enumerate((SIZES, LARGER, LARGEST)):
         try:
             found["problems"].append(_first(published, device, seed + number, sizes))
         except NoAnswerError as error:
             if not number:
                 return {**found, "state": "unasked", "why": str(error)}
-        spent = time.monotonic() - begin
-        if spent > LONG and not (spent < LONGER and _accepts(found["problems"][0])):
+        limit = LONGER if _accepted(found["problems"]) else 0.0 if number else LONG
+        if time.monotonic() - begin > limit:
             break
     answered = any(each["answer"]["state"] == "answered" for each in found["problems"])
     return {**found, "state": "judged" if answered else "reference only"}
 
 
-def _accepts(problem: Mapping[str, Any]) -> bool:
-    return any(not law for outputs in problem["faults"].values() for law in outputs.values())
+def _accepted(problems: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a fault of an output is refused by none of the problems."""
+    refused: dict[tuple[str, str], bool] = {}
+    for each in problems:
+        for fault, outputs in each["faults"].items():
+            for output, law in outputs.items():
+                key = (fault, output)
+                refused[key] = refused.get(key, False) or bool(law)
+    return not all(refused.values())
 
 
 def _first(

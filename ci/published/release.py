@@ -18,6 +18,8 @@ SIZES = ((3, 17, 5, 9), (8,), (16,), (64,), (128,), (4,), (2,), (1,))
 """Values of run-time axes, in turn, until a template's own init takes them."""
 LARGER = ((5, 40, 9, 17), (64,), (256,))
 """Those of a second problem."""
+LARGEST = ((32, 128, 16, 24), (128,))
+"""Those of a third, where the others have accepted a fault: sums of few errors prove little."""
 
 DERIVED = re.compile(r"(\w+) == (\w+) (\+|-|\*|//) (\d+)")
 """A constraint by which an axis follows from another."""
