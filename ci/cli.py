@@ -408,6 +408,14 @@ def new_command(name: str, operation: str) -> int:
     metavar="PATH",
     help="With --coverage: list what an engine's source (a folder or wheel) uses; may be repeated.",
 )
+@click.option(
+    "--published",
+    "runs",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    multiple=True,
+    metavar="FILE",
+    help="With --coverage: count what a run of published judged (its --json); may be repeated.",
+)
 @click.option("--verbose", "-v", is_flag=True, help="With --coverage: list every call.")
 @from_option
 @output_option(
@@ -424,6 +432,7 @@ def list_command(
     device: str,
     outputs: Outputs,
     uses: Sequence[Path],
+    runs: Sequence[Path],
     *,
     as_json: bool,
     coverage: bool,
@@ -433,8 +442,9 @@ def list_command(
     if coverage:
         from .check.coverage import print_coverage
 
-        return print_coverage(uses, as_json=as_json, verbose=verbose)
-    for flag, is_given in (("--uses", bool(uses)), ("--verbose", verbose)):
+        return print_coverage(uses, runs=runs, as_json=as_json, verbose=verbose)
+    given = {"--uses": bool(uses), "--published": bool(runs), "--verbose": verbose}
+    for flag, is_given in given.items():
         if is_given:
             message = f"{flag} goes with --coverage"
             raise click.UsageError(message)

@@ -6,6 +6,7 @@ import ast
 import csv
 import importlib.metadata
 import importlib.util
+import json
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from ...impl.registry import find_implementation
 from ...impl.targets.capability import CHIPS
 from ...properties.findings.files import dumps
 from ..bump.surface.engine_files import FLASHINFER, EngineFile, read_engine
+from ..console.errors import UsageRefusedError
 from ..console.terminal import console
 from .adapter_calls import calls_of_adapters
 
@@ -96,13 +98,15 @@ class Coverage(TypedDict):
     calls: list[Call]
 
 
-def print_coverage(engines: Sequence[Path], *, as_json: bool, verbose: bool) -> int:
+def print_coverage(
+    engines: Sequence[Path], *, runs: Sequence[Path] = (), as_json: bool, verbose: bool
+) -> int:
     """Print it.
 
     Raises:
-        UsageRefusedError: an engine's source cannot be read, or holds no Python.
+        UsageRefusedError: an engine's source or a run cannot be read, or it holds no Python.
     """
-    found = coverage(engines)
+    found = coverage(engines, runs)
     if as_json:
         sys.stdout.write(dumps(found))
     else:
@@ -110,11 +114,12 @@ def print_coverage(engines: Sequence[Path], *, as_json: bool, verbose: bool) -> 
     return 0
 
 
-def coverage(engines: Sequence[Path]) -> Coverage:
+def coverage(engines: Sequence[Path], runs: Sequence[Path] = ()) -> Coverage:
     """Return what FlashInfer publishes; with engines only what one of them uses.
 
     Args:
         engines: folders, wheels or files of engines' sources.
+        runs: what ``published --json`` has written.
 
     Raises:
         UsageRefusedError: one of them cannot be read, or holds no Python.
@@ -128,7 +133,7 @@ def coverage(engines: Sequence[Path]) -> Coverage:
         names |= published_names(folder)
     if used:
         names &= set[str]().union(*used.values())
-    judges = _judges()
+    judges = [*_judges(), *(each for path in runs for each in _published_judges(path))]
     calls = [_call(name, table.get(name, UNKNOWN), judges) for name in sorted(names)]
     for each in calls:
         each["uses"] = [path for path, found in used.items() if each["name"] in found]
@@ -224,6 +229,31 @@ def _judges() -> list[tuple[Judge, frozenset[str]]]:
         (_judge(find_implementation(name), book), called)
         for name, called in calls_of_adapters().items()
     ]
+
+
+def _published_judges(path: Path) -> Iterator[tuple[Judge, frozenset[str]]]:
+    """Yield what a run of ``published`` judged, each with the names of its call.
+
+    Raises:
+        UsageRefusedError: the file holds no such run.
+    """
+    try:
+        run = json.loads(path.read_text(encoding="utf-8"))
+        judged = [each for each in run["calls"] if each["state"] == "judged"]
+        chips = [run["chip"]] if run.get("chip") else []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        message = f"--published: {path} holds no run of published: {error}"
+        raise UsageRefusedError(message) from error
+    for each in judged:
+        judge = Judge(
+            implementation=f"published {each['name']}",
+            operation="published",
+            backend=None,
+            reference=False,
+            chips=chips,
+        )
+        # A wrapper's method is known by the wrapper.
+        yield judge, frozenset(each["api"].split(".")[-2:])
 
 
 def _judge(adapter: Implementation, book: RuleBook) -> Judge:

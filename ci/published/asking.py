@@ -193,6 +193,7 @@ def judge_release(
     return {
         "flashinfer": first.release["version"],
         "device": device,
+        "chip": first.release["chip"],
         "calls": found,
         "not begun": left,
     }

@@ -36,7 +36,7 @@ def main() -> None:
     torch.set_num_threads(1)
     release = read_release()
     names = [{"name": each.name, "api": each.api, "lacks": each.lacks} for each in release]
-    say({"version": flashinfer.__version__, "calls": names})
+    say({"version": flashinfer.__version__, "chip": _chip(device), "calls": names})
     for line in sys.stdin:
         published = release[int(line)]
         try:
@@ -54,6 +54,16 @@ def main() -> None:
         say({**found, "lost": lost, **({"state": "ended"} if lost else {})})
         if lost:
             return
+
+
+def _chip(device: str) -> int:
+    """Return the compute capability of the device, times ten; 0 of a CPU."""
+    import torch
+
+    if device == "cpu":
+        return 0
+    major, minor = torch.cuda.get_device_capability()
+    return 10 * major + minor
 
 
 def _lost() -> bool:

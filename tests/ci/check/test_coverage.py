@@ -178,3 +178,23 @@ def test_wrong_usage_is_refused(
 
 def test_what_runs_here_is_sm90_or_a_cpu() -> None:
     assert {NEEDS[each] for each in HERE} == {"runs on SM90", "runs on a CPU"}
+
+
+def test_what_a_run_of_published_judged_is_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = [
+        {"name": "rmsnorm", "api": "norm.rmsnorm", "state": "judged"},
+        {"name": "top_k_varlen", "api": "topk_varlen.top_k_varlen", "state": "reference only"},
+    ]
+    run = tmp_path / "run.json"
+    run.write_text(json.dumps({"chip": 90, "calls": calls}))
+    judged = {each["name"]: each for each in coverage([], [run])["calls"]}
+    (judge,) = judged["rmsnorm"]["judges"]
+    assert judge["implementation"] == "published rmsnorm"
+    assert judged["rmsnorm"]["judged"] == "yes"
+    assert judged["top_k_varlen"]["judged"] != "yes"
+    run.write_text("{}")
+    assert main(["list", "--coverage", "--published", str(run)]) == 2
+    assert "holds no run of published" in capsys.readouterr().err
+    assert main(["list", "--published", str(run)]) == 2
