@@ -183,13 +183,12 @@ def as_bytes(value: torch.Tensor) -> torch.Tensor:
 def tensor_cores(arguments: Mapping[str, Any]) -> TensorCores:
     """Return what products of a call may be made of, by the formats of its inputs."""
     dtypes = {each.dtype for _, each in leaves(arguments)}
-    if dtypes & set(CODES):
-        # Results of FP8 products have 16 bits; probabilities become FP8 as the values are.
-        return TensorCores(torch.bfloat16, torch.float8_e4m3fn, FP8_SUM_ERROR)
     halves = [each for each in (torch.bfloat16, torch.float16) if each in dtypes]
-    if not halves and torch.uint8 in dtypes:
-        halves = [torch.bfloat16]
-    return TensorCores(halves[0], halves[0]) if halves else TensorCores()
+    # Without inputs of 16 bits it is codes that are multiplied, without a loss.
+    operands = halves[0] if halves else torch.float32
+    if dtypes & set(CODES):
+        return TensorCores(operands, torch.float8_e4m3fn, FP8_SUM_ERROR)
+    return TensorCores(operands, torch.bfloat16 if torch.uint8 in dtypes else operands)
 
 
 def ask(reference: Any, arguments: dict[str, Any], seed: int = 0) -> Said:  # noqa: ANN401
@@ -275,8 +274,13 @@ def _evaluate(
 ) -> dict[str, Pair]:
     """Return each output, and the numbers that were rounded to it if it has codes."""
     torch.manual_seed(seed)
+    wide = widened_inputs(arguments)
+    full = {path for path, each in leaves(arguments) if each.dtype == torch.float32}
+    for path, each in leaves(wide):
+        if path in full:
+            mode.keep_full(each)
     with mode:
-        found = outcome(reference, widened_inputs(arguments))
+        found = outcome(reference, wide)
     pairs = {}
     for name, each in found.items():
         numbers = mode.numbers_of(each)

@@ -207,6 +207,7 @@ class Wide(TorchDispatchMode):
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
         self._before: dict[int, torch.Tensor] = {}
+        self._full: set[int] = set()
         self._kept: list[torch.Tensor] = []
 
     def __torch_dispatch__(
@@ -225,10 +226,13 @@ class Wide(TorchDispatchMode):
             return self._bits(func, args[0], args[1])
         rounded = name in ROUNDED
         disturbed = rounded and self._units is not None and not self._lean
-        if disturbed and name in PRODUCTS:
+        if disturbed and name in PRODUCTS and not any(self._is_full(each) for each in args):
             args = tuple(self._rounded_operand(each) for each in args)
         result = func(*args, **named)
         first = result[0] if isinstance(result, tuple | list) and result else result
+        moved = name in MOVED or name == "_to_copy"
+        if moved and isinstance(first, torch.Tensor) and any(self._is_full(each) for each in args):
+            self.keep_full(first)
         if isinstance(first, torch.Tensor) and first.dtype in CODES:
             self._follow(func, name, args, first)
         if not rounded or not isinstance(first, torch.Tensor) or not first.is_floating_point():
@@ -240,6 +244,14 @@ class Wide(TorchDispatchMode):
         if self._units is not None:
             self._disturb(func, name, args, named, first)
         return result
+
+    def keep_full(self, value: torch.Tensor) -> None:
+        """Know of an input in float32: no tensor core holds a product of it in 16 bits."""
+        self._full.add(storage_of(value))
+        self._kept.append(value)
+
+    def _is_full(self, value: object) -> bool:
+        return isinstance(value, torch.Tensor) and storage_of(value) in self._full
 
     def _bits(self, func: Any, source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401
         """Return another reading of the same bits, which a float64 does not have."""

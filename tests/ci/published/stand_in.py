@@ -34,9 +34,9 @@ class Tensor:
 
 
 class Template:
-    def __init__(self, axes, inputs, outputs, reference=None, init=None):
+    def __init__(self, axes, inputs, outputs, reference=None, init=None, constraints=()):
         self.axes, self.inputs, self.outputs = axes, inputs, outputs
-        self.reference, self.init = reference, init
+        self.reference, self.init, self.constraints = reference, init, constraints
 """
 
 CALLS = """
@@ -79,7 +79,12 @@ def codes(rows, weight):
     return reference(rows, weight).to(torch.float32).clamp(-448, 448).to(torch.float8_e4m3fn)
 
 
-@flashinfer_api(trace=template())
+def init_by_ends(*, tokens, ends, device="cuda", seed=0):
+    assert ends == tokens + 1
+    return init(tokens=tokens, seed=seed)
+
+
+@flashinfer_api(trace=template(init=init_by_ends, constraints=["ends == tokens + 1"]))
 def norm_right(input, weight):
     return reference(input, weight)
 

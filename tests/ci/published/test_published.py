@@ -156,6 +156,18 @@ def test_kernels_may_round_what_tensor_cores_round() -> None:
     assert compare(expected, dropped.to(torch.bfloat16)) is not None
 
 
+def weigh(logits: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Sum heads by their weights, as a reference does."""
+    return torch.relu(logits.to(torch.float32)) @ weights
+
+
+def test_inputs_of_float32_are_not_rounded_to_16_bits() -> None:
+    logits, weights = drawn(40, 64), drawn(64, seed=1).to(torch.float32) * 1.2345
+    (expected,) = ask(weigh, {"logits": logits, "weights": weights}).outputs
+    assert compare(expected, weigh(logits, weights)) is None
+    assert compare(expected, weigh(logits, weights.to(torch.bfloat16).to(torch.float32)))
+
+
 def test_an_answer_of_another_shape_or_with_a_nan_is_refused() -> None:
     (expected,) = said_of("product").outputs
     shorter, nan = expected.honest[:-1], expected.honest.clone()
