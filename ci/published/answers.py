@@ -52,7 +52,7 @@ class Expected:
         name: where it is: the number of what is returned, or the argument that is written.
         kind: "floats", "codes" (of FP8, whose numbers before them are known), "bytes", "integers".
         honest: the reference's own answer, in the call's own formats.
-        exact: that in float64: of codes, before they were rounded.
+        exact: the answer in float64; of codes, the numbers before they were rounded.
         samples, leaning, far: disturbed ones: at random, to one side, and ``FAR`` times as much.
     """
 

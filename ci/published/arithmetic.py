@@ -74,7 +74,7 @@ class Steps(TorchDispatchMode):
     """Records, of a reference in the call's own formats, in which format each step is rounded.
 
     Attributes:
-        units: for each rounded step, in order, the unit roundoff of what holds its result.
+        units: unit roundoffs of what holds the result of each rounded step, in order.
         classes: how many steps there are of each kind.
         longest: terms of the longest sum.
         draws: whether a step draws at random.
@@ -171,7 +171,7 @@ class TensorCores:
 
     Attributes:
         operands: the format in which operands may be held that do not fit into it.
-        probabilities: that of operands between 0 and 1.
+        probabilities: the format of operands between 0 and 1.
         sums: error that a product of FP8 numbers has within a sum, relative to the largest.
     """
 
@@ -185,7 +185,7 @@ class Wide(TorchDispatchMode):
 
     Args:
         units: the unit roundoff of each rounded step; None: nothing is disturbed.
-        seed: of the disturbances.
+        seed: seed of the disturbances.
         lean: 0: roundings at random; 1 or -1: the errors of approximate functions instead, all to
             that side.
         cores: what products are made of.

@@ -141,8 +141,8 @@ def judge_release(
     Args:
         folder: what to put first on the path; "": what is installed.
         names: parts of names; none: all.
-        seconds: for one call.
-        end: of ``time.monotonic``, after which no call is begun.
+        seconds: limit of one call.
+        end: time of ``time.monotonic`` after which no call is begun.
         tell: called with each call that is judged.
     """
     with ThreadPoolExecutor(jobs) as starting:

@@ -15,17 +15,17 @@ from .answers import Expected, as_bytes
 from .arithmetic import CODES, UNITS, WIDE
 
 SPREAD = 6.0
-"""How often the largest of the disturbances an honest error may be.
+"""Ratio of an honest error to the largest of six disturbances, at most.
 
-The largest of six and its mean over a row, which it is not below, are some 1.6 deviations: an
-honest error beyond 8 of these is one beyond 8 deviations, below one in 10^14 of Gaussian ones.
+The largest of six is 1.3 deviations in the middle, and is never taken as less than one (``FLOOR``):
+an honest error beyond the bound is beyond 6 deviations, one in 10^9 of Gaussian ones.
 """
 SIDE = 4.0
-"""The same of a sum of errors, of which an output has two."""
+"""Ratio of an honest sum of errors to the largest of six, at most: an output has two sums."""
 FLOOR = 0.6
 """Share of a row's mean disturbance below which no element's counts, as six may all be small."""
 LEAN = 2.0
-"""How often the error of approximate functions may occur: that of a kernel is not of one side."""
+"""Factor on the error of approximate functions, of which a call may have more than its reference."""
 FLIPS = 2
 """Numbers of an output that may be rounded to the other side by chance, beyond those sampled."""
 QUARTER = 4
