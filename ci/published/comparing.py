@@ -25,7 +25,7 @@ SIDE = 4.0
 FLOOR = 0.6
 """Share of a row's mean disturbance below which no element's counts, as six may all be small."""
 LEAN = 2.0
-"""Factor on the error of approximate functions, of which a call may have more than its reference."""
+"""Factor on errors of approximate functions: a call may have more of these than its reference."""
 FLIPS = 2
 """Numbers of an output that may be rounded to the other side by chance, beyond those sampled."""
 QUARTER = 4
