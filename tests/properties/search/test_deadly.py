@@ -16,7 +16,7 @@ from kernelproof.properties.search.case_runner import CaseRunner
 
 
 def test_the_shipped_ledger_says_what_hangs() -> None:
-    ledger = load_ledger(LEDGER)
+    ledger = load_ledger(str(LEDGER))
     here = Target(90, flashinfer="0.7.2.post1", cuda="13.0")
     assert ledger.is_deadly("flashinfer-decode", "host_runs_ahead", here)
     assert not ledger.is_deadly("flashinfer-decode", "parity", here)
