@@ -39,6 +39,8 @@ PRINTERS = frozenset({"vprintf", "__assertfail"})
 """Functions of the driver that a body without effect may call."""
 _EXTERNS = 0x0F
 """Attribute of ``.nv.info``: the functions outside of the file that a kernel calls."""
+_PARAMETER_BYTES = 0x19
+"""Attribute of ``.nv.info``: the bytes of a kernel's parameters."""
 _SIZED = 4
 """Form of an attribute whose value is a payload."""
 _ARCHITECTURE = re.compile(rb"-arch sm_(\d+)([af]?)")
@@ -123,18 +125,41 @@ def _bodies_of_cubin(code: Code) -> Iterator[Body]:
         yield Body(name, number, suffix, size, idle)
 
 
+def parameter_bytes(cubin: bytes, kernel: str) -> int:
+    """Return how many bytes of parameters a kernel takes.
+
+    Raises:
+        CodeError: the file cannot be read, or says nothing of that kernel.
+    """
+    message = f"it does not say how many bytes of parameters {kernel} takes"
+    try:
+        info = ELFFile(io.BytesIO(cubin)).get_section_by_name(f".nv.info.{kernel}")
+        said = {attribute: value for attribute, value, _ in _attributes(info)}
+    except UNREADABLE as error:
+        raise CodeError(message) from error
+    if _PARAMETER_BYTES not in said:
+        raise CodeError(message)
+    return said[_PARAMETER_BYTES]
+
+
 def _called(info: Section | None, names: list[str]) -> set[str]:
     """Return the functions outside of the file that a kernel calls, by its attributes."""
-    data, place, found = info.data() if info else b"", 0, set[str]()
+    found = set[str]()
+    for attribute, size, payload in _attributes(info):
+        if attribute == _EXTERNS:
+            found |= {names[each] for each in struct.unpack_from(f"<{size // 4}I", payload)}
+    return found
+
+
+def _attributes(info: Section | None) -> Iterator[tuple[int, int, bytes]]:
+    """Yield the attributes of a kernel, each with its value and its payload of so many bytes."""
+    data, place = info.data() if info else b"", 0
     while place + 4 <= len(data):
         form, attribute, value = struct.unpack_from("<BBH", data, place)
         place += 4
-        if form == _SIZED:  # only then a payload follows, of ``value`` bytes
-            if attribute == _EXTERNS:
-                indices = struct.unpack_from(f"<{value // 4}I", data, place)
-                found |= {names[each] for each in indices}
-            place += value
-    return found
+        size = value if form == _SIZED else 0  # only then a payload follows
+        yield attribute, value, data[place : place + size]
+        place += size
 
 
 def _bodies_of_ptx(code: Code) -> Iterator[Body]:

@@ -5,7 +5,8 @@ Another package is one row of `PACKAGES`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,8 @@ class Package:
             package they come from.
         sources: whether a release is its Python files only, which nothing is to import as a whole.
         kept: ends of the names of a wheel's files that are kept of a package of ``sources``.
+        sampled: pattern of names of files of which a few are kept too: of those for which its group
+            is the same, the first; none if empty.
         unfetched: why a version or a wheel cannot be a side; empty where it can.
         stands_alone: whether a release can be imported beside other releases of what it depends on.
     """
@@ -49,8 +52,17 @@ class Package:
     whole: bool = False
     sources: bool = False
     kept: tuple[str, ...] = (".py", ".dist-info/METADATA", ".dist-info/RECORD")
+    sampled: str = ""
     unfetched: str = ""
     stands_alone: bool = True
+
+    def keeps(self, names: Sequence[str]) -> list[str]:
+        """Return which of a wheel's files are kept of a package of ``sources``."""
+        samples: dict[str, str] = {}
+        for name in names if self.sampled else ():
+            if found := re.search(self.sampled, name):
+                samples.setdefault(found[1], name)
+        return [*(name for name in names if name.endswith(self.kept)), *samples.values()]
 
     @property
     def usual_parts(self) -> tuple[str, ...]:
@@ -91,6 +103,8 @@ KERNELS_PACKAGE = Package(
     sources=True,
     # 20 MB of 460: the lists of kernels. RECORD has the sha256 of each kernel that is left out.
     kept=(".h", "flashinfer_cubin/__init__.py", ".dist-info/METADATA", ".dist-info/RECORD"),
+    # One attention kernel of each build, which says what parameters all of them take.
+    sampled=r"([0-9a-f]{40}/fmha/trtllm-gen/fmhaSm\d+[af]?Kernel)_[^/]*\.cubin$",
 )
 """The package of FlashInfer's precompiled kernels, which is read and not compared."""
 PACKAGES: Mapping[str, Package] = {

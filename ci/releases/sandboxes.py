@@ -297,8 +297,7 @@ def _extract_sources(
     try:
         for wheel in wheels:
             with zipfile.ZipFile(wheel) as archive:
-                kept = [name for name in archive.namelist() if name.endswith(package.kept)]
-                archive.extractall(folder, kept)
+                archive.extractall(folder, package.keeps(archive.namelist()))
     except zipfile.BadZipFile as error:
         message = f"{Path(requirement).name}: cannot be installed ({error})"
         raise SandboxError(message) from error

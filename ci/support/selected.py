@@ -54,12 +54,25 @@ class Selected:
         level: ``"selected"``, or ``"listed"`` where only its list of kernels was read.
         kernels: its list of kernels.
         selections: the answers, a kind of call and a chip each.
+        passed_bytes: bytes of parameters that its launcher passes to a kernel; 0 where there is
+            none.
     """
 
     version: str
     level: str
     kernels: KernelList
     selections: tuple[Selection, ...]
+    passed_bytes: int = 0
+
+    def misfits(self, sm: int) -> dict[str, int]:
+        """Return what kernels of a chip take, by build, where its launcher passes another size."""
+        builds = {each.build for each in self.kernels.kernels if each.runs_on(sm)}
+        taken = self.kernels.parameter_bytes
+        return {
+            build: taken[build]
+            for build in sorted(builds & taken.keys())
+            if self.passed_bytes not in {0, taken[build]}
+        }
 
     def to_json(self, *, calls: bool = True) -> dict[str, Any]:
         """Return a JSON-able dictionary. Kinds in which the host dies are counted, not named.
@@ -75,6 +88,7 @@ class Selected:
             "flashinfer": self.version,
             "level": self.level,
             "artifact": self.kernels.artifact,
+            "parameter_bytes": {"passed": self.passed_bytes, **self.kernels.parameter_bytes},
             "dies": {str(sm): count for sm, count in sorted(died.items())},
             "kernels": {
                 name: {"build": one.build, "shared_memory": one.shared_memory, "sha256": one.sha256}
@@ -132,7 +146,7 @@ def select(
         return Selected(release.version, LISTED, kernels, listed)
     build = build_launcher(release, kernels, nvcc, tell=tell)
     found = ask_release(release, build, kernels, features, chips, tell=tell)
-    return Selected(release.version, SELECTED, kernels, tuple(found))
+    return Selected(release.version, SELECTED, kernels, tuple(found), build.passed_bytes)
 
 
 def disagreements(selected: Selected, book: RuleBook) -> list[Disagreement]:
@@ -241,6 +255,13 @@ def compare_binaries(
     for line in fixes:
         out.print(Text(line), soft_wrap=True)
     findings = [each for each in found if not each.explained]
+    misfits = [
+        misfit_text(selected, sm)
+        for sm in dict.fromkeys(each.sm for each in selected.selections)
+        if selected.misfits(sm)
+    ]
+    for line in misfits:
+        out.print(Text(line, "bold red"), soft_wrap=True)
     _print_summary(out, selected, len(findings), len(found) - len(findings))
     content = {
         "schema": SCHEMA,
@@ -249,7 +270,16 @@ def compare_binaries(
         "same_bits": fixes,
     }
     (outputs or Outputs()).write({"--json": lambda: content})
-    return NONCONFORMING if findings else CONFORMING
+    return NONCONFORMING if findings or misfits else CONFORMING
+
+
+def misfit_text(selected: Selected, sm: int) -> str:
+    """Return in words that a launcher passes another struct than the kernels of a chip take."""
+    taken = ", ".join(
+        f"those built for {build} take {size:,}" for build, size in selected.misfits(sm).items()
+    )
+    passed = f"the launcher passes {selected.passed_bytes:,} bytes of parameters to kernels"
+    return f"{capability_name(sm)}: {passed}, and {taken}"
 
 
 def _features(asked: Mapping[str, Any]) -> list[Feature]:
@@ -352,6 +382,14 @@ def _print_summary(out: Console, selected: Selected, findings: int, explained: i
         counts = Counter(each.outcome for each in selected.selections if each.sm == sm)
         said = ", ".join(f"{counts[name]:,} {name}" for name in OUTCOMES if counts[name])
         out.print(Text(f"{capability_name(sm)}: {said}"), soft_wrap=True)
+    if selected.passed_bytes:
+        taken = ", ".join(
+            f"those built for {build} take {size:,}"
+            for build, size in selected.kernels.parameter_bytes.items()
+        )
+        told = f"its launcher passes {selected.passed_bytes:,} bytes of parameters to a kernel"
+        told += f"; {taken}" if taken else "; what kernels take is not known here"
+        out.print(Text(told), soft_wrap=True)
     lacking = {each.error for each in selected.selections if each.outcome == NOT_ASKED}
     for error in sorted(lacking):
         out.print(Text(f"not asked: {error}", "bold yellow"), soft_wrap=True)

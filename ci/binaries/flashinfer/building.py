@@ -12,8 +12,12 @@ import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import metadata, util
 from pathlib import Path
+from typing import Any
+
+from elftools.elf.elffile import ELFFile
 
 from ...compile.compiling import DEADLINE_SECONDS, Work, as_they_end
 from ...compile.generating import Release
@@ -28,6 +32,9 @@ DRIVER, LAUNCHER = "librecording.so", "launcher.so"
 """Names of the two libraries of a build."""
 SOURCES = ("trtllm_fmha_kernel_launcher.cu", "fmhaReduction.cu")
 """The sources of FlashInfer's module of trtllm-gen attention."""
+PARAMETERS = Path(__file__).with_name("parameter_struct.cu")
+"""Our own source beside them."""
+_PARAMETERS = "kernelproof_parameters"
 UNUSED_HEADERS = ("nvrtc.h", "cublasLt.h", "cublas_v2.h")
 """Headers that the launcher includes without a use: empty ones serve where CUDA is not whole."""
 FLAGS = (
@@ -50,6 +57,13 @@ class Build:
 
     launcher: Path
     driver: Path
+
+    @cached_property
+    def passed_bytes(self) -> int:
+        """Bytes of parameters that the launcher passes to each attention kernel."""
+        with self.launcher.open("rb") as file:
+            symbols: Any = ELFFile(file).get_section_by_name(".dynsym")
+            return int(symbols.get_symbol_by_name(_PARAMETERS)[0]["st_size"])
 
 
 def build_launcher(
@@ -102,6 +116,7 @@ def _driver_key(nvcc: Nvcc) -> str:
 def _key(release: Release, kernels: KernelList, nvcc: Nvcc) -> str:
     """Return a hash of all that a launcher is made of."""
     digest = hashlib.sha256(f"{nvcc.version} {_tvm_ffi_version()} {FLAGS} {HOST}".encode())
+    digest.update(PARAMETERS.read_bytes())
     data = release.folder / "flashinfer" / "data"
     sources = [data / "csrc" / name for name in SOURCES]
     sources += sorted([*(data / "include").rglob("*.*h"), *(data / "csrc").rglob("*.h*")])
@@ -137,23 +152,23 @@ def _build_launcher(
         f'-DTLLM_GEN_FMHA_CUBIN_PATH="{kernels.artifact}/{PLACE}/"',
         '-DTLLM_GEN_FMHA_METAINFO_HASH=""',
     ]
-    objects = [str(into / f"{name}.o") for name in SOURCES]
+    sources = [*(data / "csrc" / name for name in SOURCES), PARAMETERS]
+    objects = [str(into / f"{source.name}.o") for source in sources]
     work = Work(tell)
     title = f"building the launcher of flashinfer {release.version} (about a minute, once)"
 
-    def compile_one(name: str, target: str) -> None:
-        source = str(data / "csrc" / name)
-        with work.shown(name):
+    def compile_one(source: Path, target: str) -> None:
+        with work.shown(source.name):
             run_compiler(
-                [str(nvcc.path), *FLAGS, *includes, "-c", source, "-o", target], into, work
+                [str(nvcc.path), *FLAGS, *includes, "-c", str(source), "-o", target], into, work
             )
 
     work.say(title)
     pool = ThreadPoolExecutor(len(SOURCES))
     try:
         futures = [
-            pool.submit(compile_one, name, target)
-            for name, target in zip(SOURCES, objects, strict=True)
+            pool.submit(compile_one, source, target)
+            for source, target in zip(sources, objects, strict=True)
         ]
         for _ in as_they_end(futures, lambda: work.say_progress(title)):
             pass

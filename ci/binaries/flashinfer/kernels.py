@@ -11,6 +11,7 @@ import csv
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,8 @@ from pathlib import Path
 from ....impl.gating import load_rules
 from ....impl.gating.rules import parse_version
 from ....impl.targets.capability import parse_capability
+from ...compile.bodies import parameter_bytes
+from ...compile.fatbins import CodeError
 from ...console.errors import MachineError
 from ...releases.packages import KERNELS_PACKAGE
 from ...releases.sandboxes import (
@@ -93,6 +96,21 @@ class KernelList:
     def by_name(self) -> Mapping[str, Kernel]:
         """The kernels by the name of their entry point."""
         return {kernel.name: kernel for kernel in self.kernels}
+
+    @cached_property
+    def parameter_bytes(self) -> Mapping[str, int]:
+        """Bytes of parameters that kernels take, by build: of the first whose file is there.
+
+        A folder that was kept before such files were has none.
+        """
+        place, found = self.root / self.artifact / PLACE, dict[str, int]()
+        for name in sorted(file.stem for file in place.glob("*.cubin")):
+            kernel = self.by_name.get(name)
+            if kernel is not None and kernel.build not in found:
+                cubin = (place / f"{name}.cubin").read_bytes()
+                with suppress(CodeError):
+                    found[kernel.build] = parameter_bytes(cubin, name)
+        return found
 
     @cached_property
     def shipped(self) -> Mapping[str, str]:

@@ -36,7 +36,7 @@ from ...compile.generating import release_in
 from ...console.errors import MachineError, UsageRefusedError
 from ...releases.packages import BINARIES
 from ...releases.sandboxes import Tell
-from ...support.selected import SHOWN_ERROR, Selected, select
+from ...support.selected import SHOWN_ERROR, Selected, misfit_text, select
 from ..sides.releases import BASELINE, CANDIDATE, SIDES
 from ..surface.launching import LAUNCHERS, functions_named
 from ..surface.uses import Source
@@ -134,6 +134,15 @@ def compare_precompiled(
     return comparison.timed(BINARIES, started)
 
 
+def _parameter_bytes(kernels: Kernels) -> dict[str, dict[str, int]]:
+    """Return what each release passes to a kernel, if it was built, and what kernels take."""
+    taken = {side: dict(kernels.lists[side].parameter_bytes) for side in SIDES}
+    if kernels.answers:
+        for side, answers in kernels.answers.items():
+            taken[side]["passed"] = answers.passed_bytes
+    return taken
+
+
 def _both(kernels: Kernels) -> tuple[KernelList, KernelList]:
     return kernels.lists[BASELINE], kernels.lists[CANDIDATE]
 
@@ -207,6 +216,10 @@ def _findings(
         told = f"{large[0]:,} and now {large[1]:,} ask for more than the {SHARED_MEMORY:,} bytes "
         told += "of shared memory that a block may have"
         yield _of_list("listed-too-large", name, sm, lists, count=max(large), told=told)
+    candidate = kernels.answers[CANDIDATE] if kernels.answers else None
+    if candidate is not None and (misfits := candidate.misfits(sm)):
+        told = misfit_text(candidate, sm)
+        yield finding("parameters-misfit", LIST, told, detail=name, chips=(sm,), count=len(misfits))
     by_call: dict[tuple[str, str], list[CallChange]] = {}
     for each in calls:
         if each.state in CALLED:
@@ -278,6 +291,7 @@ def _record(
         "chip": sm,
         "level": kernels.level,
         "artifacts": {side: kernels.lists[side].artifact for side in SIDES},
+        "parameter_bytes": _parameter_bytes(kernels),
         "builds": [each.to_json() for each in lists],
         "calls": [
             {"function": function, **{state: counts[state] for state in CALL_STATES}}

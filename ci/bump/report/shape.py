@@ -337,6 +337,7 @@ class ChipKernels(msgspec.Struct):
     artifacts: dict[str, str]
     builds: list[BuildKernels]
     calls: list[dict[str, str | int]]
+    parameter_bytes: dict[str, dict[str, int]] = {}
 
 
 class Report(msgspec.Struct):

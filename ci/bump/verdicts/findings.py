@@ -92,6 +92,9 @@ CHANGES: Mapping[str, Change] = {
     "calls-die": Change(
         "binaries", BLOCK, "the host dies in calls that launched a precompiled kernel"
     ),
+    "parameters-misfit": Change(
+        "binaries", BLOCK, "the host passes other parameters than precompiled kernels take"
+    ),
     "calls-rebuilt": Change(
         "binaries", CONDITION, "calls launch kernels of the same names with other bits"
     ),

@@ -67,6 +67,13 @@ def cubin(
     return elf(sections, machine=190)
 
 
+def cubin_taking(size: int, *kernels: str) -> bytes:
+    """Return a cubin that says of kernels how many bytes of parameters they take."""
+    # A payload of 4 bytes, EXTERNS, and the value of CBANK_PARAM_SIZE.
+    info = struct.pack("<BBHI", 4, 0x0F, 4, 0x03190001) + struct.pack("<BBH", 3, 0x19, size)
+    return elf([(f".nv.info.{name}", 1, info, 0) for name in kernels], machine=190)
+
+
 def ptx(target: str, kernels: Mapping[str, str], isa: str = "8.7") -> bytes:
     """Return PTX of kernels by name, each with its statements."""
     entries = "".join(

@@ -40,6 +40,7 @@ from kernelproof.ci.compile.nvcc import find_nvcc
 from kernelproof.ci.releases.sandboxes import CACHE_VARIABLE, SandboxError, cache_folder
 from kernelproof.impl.gating import Feature
 from kernelproof.impl.gating.selections import RAISES, RAISES_FOR_SOME, RUNS
+from kernelproof.tests.ci.binaries.device_code import cubin_taking
 
 ARTIFACT = "0123456789" * 4
 COLUMNS = (
@@ -150,6 +151,27 @@ def test_a_list_is_found_on_the_machine_or_in_a_wheel_of_any_release_that_has_it
     monkeypatch.setenv(VARIABLE, str(write_list(tmp_path / "chosen", ROWS[1])))
     assert find_kernels(release, "0.6.17").kernels[0].name == "own"
     assert asked == []
+
+
+def test_what_parameters_kernels_take_is_read_of_one_of_each_build(tmp_path: Path) -> None:
+    found = read_kernels(write_list(tmp_path, *ROWS), ARTIFACT)
+    assert found.parameter_bytes == {}  # a file that is cut short says nothing
+    place = tmp_path / ARTIFACT / "fmha" / "trtllm-gen"
+    (place / "family.cubin").write_bytes(cubin_taking(1280, "another", "family"))
+    (place / "own.cubin").write_bytes(cubin_taking(1152, "own"))
+    (place / "unlisted.cubin").write_bytes(cubin_taking(8, "unlisted"))
+    assert replace(found).parameter_bytes == {"100f": 1280, "103": 1152}
+    (place / "own.cubin").write_bytes(cubin_taking(8, "another"))
+    assert replace(found).parameter_bytes == {"100f": 1280}
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ on the PATH")
+def test_what_a_launcher_passes_is_the_size_of_a_symbol(tmp_path: Path) -> None:
+    source, library = tmp_path / "a.cpp", tmp_path / "a.so"
+    source.write_text('extern "C" { char kernelproof_parameters[1152] = {1}; }\n')
+    words = ["g++", "-shared", "-fPIC", str(source), "-o", str(library)]
+    subprocess.run(words, check=True)
+    assert Build(library, library).passed_bytes == 1152
 
 
 def test_a_release_that_names_no_kernels_is_an_error(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ LAUNCHES = {
 }
 """What each kind launches with each release; an empty name is an error."""
 ERROR = "RuntimeError: Missing kernel"
+PASSED = 1152
+"""Bytes of parameters that both hosts pass."""
 
 
 def kernel(name: str, build: str = "103", digest: str = "ab", shared: int = 4096) -> Kernel:
@@ -163,7 +165,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             for sm in chips
             for feature, name in zip(KINDS, LAUNCHES[version], strict=True)
         ]
-        return Selected(version, SELECTED, LISTS[version], tuple(answers))
+        return Selected(version, SELECTED, LISTS[version], tuple(answers), PASSED)
 
     monkeypatch.setattr(precompiled, "kinds", lambda: iter(KINDS))
     monkeypatch.setattr(precompiled, "find_kernels", lambda _, version, **__: LISTS[version])
@@ -178,6 +180,38 @@ def bump(*words: str) -> tuple[int, dict[str, Any]]:
     code = main(["bump", "old", "new", *WORDS, *words])
     report: dict[str, Any] = json.loads(Path("report.json").read_text())
     return code, report
+
+
+@pytest.mark.usefixtures("here", "asked")
+@pytest.mark.parametrize(
+    ("build", "taken", "found"),
+    [
+        ("103", PASSED, False),
+        ("103", PASSED + 128, True),
+        ("100f", PASSED + 128, True),
+        ("100", PASSED + 128, False),  # which SM103 does not run
+    ],
+)
+def test_a_host_that_passes_another_struct_blocks(
+    build: str, taken: int, found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {OLD: {}, NEW: {"100f": PASSED, build: taken}}
+    monkeypatch.setattr(
+        KernelList,
+        "parameter_bytes",
+        property(lambda self: sizes[next(of for of, each in LISTS.items() if each is self)]),
+    )
+    _, report = bump()
+    misfits = [each for each in report["findings"] if each["change"] == "parameters-misfit"]
+    assert bool(misfits) == found
+    if found:
+        assert misfits[0]["action"] == "block"
+        assert misfits[0]["message"] == (
+            "SM103: the launcher passes 1,152 bytes of parameters to kernels, and those built for "
+            f"{build} take 1,280"
+        )
+    (chip,) = report["kernels"]
+    assert chip["parameter_bytes"]["candidate"] == {**sizes[NEW], "passed": PASSED}
 
 
 @pytest.mark.usefixtures("here")

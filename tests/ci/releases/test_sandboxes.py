@@ -14,7 +14,7 @@ import pytest
 
 from kernelproof.ci.console.errors import MACHINE, USAGE
 from kernelproof.ci.releases import sandboxes
-from kernelproof.ci.releases.packages import PACKAGES
+from kernelproof.ci.releases.packages import KERNELS_PACKAGE, PACKAGES
 from kernelproof.ci.releases.sandboxes import SandboxError, sandbox
 
 PACKAGE = {"flashinfer/__init__.py": "__version__ = '0.0.1'\n"}
@@ -111,6 +111,19 @@ def test_of_an_engine_only_python_files_are_kept(
     assert [each.name for each in (cache / "vllm").iterdir()] == [folder.name]
     monkeypatch.setattr(subprocess, "Popen", None)
     assert sandbox("0.0.1" if given == "0.0.1" else made, PACKAGES["vllm"]) == folder
+
+
+def test_of_precompiled_kernels_one_of_each_build_is_kept() -> None:
+    folder = f"flashinfer_cubin/cubins/{'ab' * 20}/fmha/trtllm-gen"
+    first, *others = (
+        f"{folder}/fmhaSm100fKernel_{name}.cubin" for name in ("H128Causal", "H128Dense", "H64")
+    )
+    own = f"{folder}/fmhaSm103aKernel_H128Causal.cubin"
+    header = f"{folder}/include/flashInferMetaInfo.h"
+    gemm = f"flashinfer_cubin/cubins/{'cd' * 20}/batched_gemm-1/Bmm_Bfloat16.cubin"
+    names = [header, first, *others, own, gemm]
+    assert KERNELS_PACKAGE.keeps(names) == [header, first, own]
+    assert PACKAGES["vllm"].keeps([*names, "vllm/a.py"]) == ["vllm/a.py"]
 
 
 def test_what_is_no_wheel_of_an_engine_is_refused(tmp_path: Path) -> None:

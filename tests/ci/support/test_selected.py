@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from kernelproof.ci.binaries.flashinfer.listing import LISTED
 from kernelproof.ci.binaries.flashinfer.questions import calls_of
 from kernelproof.ci.support import selected as selected_module
 from kernelproof.ci.support.command import support
-from kernelproof.ci.support.selected import Selected, disagreements
+from kernelproof.ci.support.selected import Selected, compare_binaries, disagreements
 from kernelproof.impl.gating import Feature, Rule, RuleBook, load_rules
 from kernelproof.impl.gating.rules import SELECTED
 
@@ -109,6 +110,20 @@ def test_what_the_machine_lacks_is_no_answer_of_the_release() -> None:
 def run(*words: str) -> tuple[int, str]:
     done = CliRunner().invoke(support, list(words), env={"COLUMNS": "200"})
     return done.exit_code, done.output
+
+
+def test_a_launcher_that_passes_another_struct_is_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(KernelList, "parameter_bytes", {"100f": 1280, "120": 1152})
+    for passed, code in ((1280, 0), (1152, 1), (0, 0)):
+        answers = replace(answered(selection()), passed_bytes=passed)
+        monkeypatch.setattr(selected_module, "select", lambda *_, answers=answers, **__: answers)
+        assert answers.misfits(103) == ({"100f": 1280} if code else {})
+        book = RuleBook((rule("allow"),), {"0.6.13": {}})
+        assert compare_binaries("0.6.13", [103], {}, book=book) == code
+        told = capsys.readouterr().out
+        assert ("SM103: the launcher passes 1,152 bytes" in told) == bool(code)
 
 
 def test_only_what_the_api_can_be_asked_is_asked() -> None:
