@@ -40,7 +40,7 @@ HEADER = "flashInferMetaInfo.h"
 KERNELS = Path(KERNELS_PACKAGE.module, "cubins")
 """Folder of the hashes in a release of flashinfer-cubin."""
 VARIABLE = "FLASHINFER_CUBIN_DIR"
-_ARTIFACT = re.compile(rf'^\s*{ATTENTION}: str = \(?\s*"([0-9a-f]{{40}})/', re.MULTILINE)
+_ARTIFACT = r'^\s*{}: str = \(?\s*"([0-9a-f]{{40}}/[^"]*?)/?"'
 _STRUCT = re.compile(r"struct TllmGenFmhaKernelMetaInfo\s*\{(.*?)\};", re.DOTALL)
 _TABLE = "sTllmGenFmhaKernelMetaInfos[]"
 _ROW = re.compile(r"^\{\s*(.*?)\s*\},?\s*$", re.MULTILINE)
@@ -177,10 +177,20 @@ def artifact_of(release: Path) -> str:
     Raises:
         KernelListError: it names none.
     """
+    return artifact_path(release, ATTENTION).split("/")[0]
+
+
+def artifact_path(release: Path, artifact: str) -> str:
+    """Return the hash of an artifact of the release in a folder, with the folder below it.
+
+    Raises:
+        KernelListError: the release has none of that name.
+    """
     source = release / "flashinfer" / "artifacts.py"
-    found = _ARTIFACT.search(source.read_text(encoding="utf-8")) if source.is_file() else None
+    text = source.read_text(encoding="utf-8") if source.is_file() else ""
+    found = re.search(_ARTIFACT.format(artifact), text, re.MULTILINE)
     if found is None:
-        message = f"{source}: names no {ATTENTION}"
+        message = f"{source}: names no {artifact}"
         raise KernelListError(message)
     return found[1]
 
@@ -210,10 +220,37 @@ def kernels_of(
     tell: Callable[[str], None] = quietly,
 ) -> KernelList:
     """Find the list of an artifact, which a version names; see ``find_kernels``."""
+    header = Path(artifact, PLACE, "include", HEADER)
+    root = root_with(header, ATTENTION, version, folders=folders, tell=tell)
+    return read_kernels(root, artifact)
+
+
+def root_with(
+    header: Path,
+    artifact: str,
+    version: str,
+    *,
+    folders: Sequence[Path] = (),
+    tell: Callable[[str], None] = quietly,
+) -> Path:
+    """Find the folder of hashes that holds a list: on the machine, else in a wheel.
+
+    Args:
+        header: the list, below the folder; it begins with the hash of its artifact.
+        artifact: FlashInfer's name for the artifact.
+        version: a release that names that hash.
+        folders: folders of releases, which may hold flashinfer_cubin too.
+        tell: function that is called with a line of progress now and then.
+
+    Raises:
+        KernelListError: it is nowhere.
+        SandboxMachineError: the package index cannot be reached.
+    """
     for root in _roots_here(folders):
-        if _header(root, artifact).is_file():
-            return read_kernels(root, artifact)
-    candidates, refused = _releases_with(artifact, version), ""
+        if (root / header).is_file():
+            return root
+    digest = header.parts[0]
+    candidates, refused = _releases_with(digest, version, artifact), ""
     for candidate in candidates:
         try:
             root = sandbox(candidate, KERNELS_PACKAGE, tell=tell) / KERNELS
@@ -223,12 +260,12 @@ def kernels_of(
                 raise
             refused = error.message
             continue
-        if _header(root, artifact).is_file():
-            return read_kernels(root, artifact)
+        if (root / header).is_file():
+            return root
     message = (
-        f"flashinfer {version}: no release of flashinfer-cubin with its attention kernels "
-        f"({artifact[:8]}) can be had; tried {', '.join(candidates)}; {VARIABLE} may name a folder "
-        f"that holds {artifact[:8]}..." + (f" ({refused})" if refused else "")
+        f"flashinfer {version}: no release of flashinfer-cubin with its {artifact} "
+        f"({digest[:8]}) can be had; tried {', '.join(candidates)}; {VARIABLE} may name a folder "
+        f"that holds {digest[:8]}..." + (f" ({refused})" if refused else "")
     )
     raise KernelListError(message)
 
@@ -249,8 +286,8 @@ def _roots_here(folders: Sequence[Path]) -> Iterator[Path]:
         yield kept / KERNELS
 
 
-def _releases_with(artifact: str, version: str) -> Sequence[str]:
+def _releases_with(digest: str, version: str, artifact: str) -> Sequence[str]:
     """Return the releases that ship an artifact: the given one, then others, the oldest first."""
     known = load_rules().versions
-    others = [each for each in known if known[each].get(ATTENTION) == artifact and each != version]
+    others = [each for each in known if known[each].get(artifact) == digest and each != version]
     return [version, *sorted(others, key=parse_version)]

@@ -29,6 +29,7 @@ from ...binaries.flashinfer.changes import (
     call_changes,
     list_changes,
 )
+from ...binaries.flashinfer.gemms import FAMILIES, Gemms, find_gemms
 from ...binaries.flashinfer.kernels import KernelList, find_kernels
 from ...binaries.flashinfer.listing import LISTED
 from ...binaries.flashinfer.questions import kinds
@@ -106,20 +107,32 @@ def compare_precompiled(
         return comparison.skipping({BINARIES: "one of the releases could not be had"})
     started = time.monotonic()
     functions = functions_named(each for source in sources for each in source.files)
+    texts = [each.data or b"" for source in sources for each in source.files]
 
     def compare() -> dict[str, Any]:
         kernels = _kernels(comparison, functions, [int(chip) for chip in chips], tell)
         changes = {int(chip): kernels.calls(int(chip)) for chip in chips}
         lists = {int(chip): list_changes(*_both(kernels), int(chip)) for chip in chips}
+        gemms, missing = _gemms(comparison, tell)
+        others = {
+            sm: {title: list_changes(*both, sm) for title, both in gemms.items()} for sm in changes
+        }
         found = [
             each
             for sm in changes
-            for each in _findings(kernels, sm, lists[sm], changes[sm], comparison)
+            for each in (
+                *_findings(kernels, sm, lists[sm], changes[sm], comparison),
+                *_of_gemms(sm, others[sm], _stale(sm, comparison), texts),
+            )
         ]
         return {
             "why": kernels.why,
+            "missing": missing,
             "findings": [each.to_json() for each in found],
-            "kernels": [_record(kernels, sm, lists[sm], changes[sm]) for sm in changes],
+            "kernels": [
+                {**_record(kernels, sm, lists[sm], changes[sm]), "gemms": _records(others[sm])}
+                for sm in changes
+            ],
         }
 
     question = {"kernels": chips, "functions": list(functions)}
@@ -129,6 +142,7 @@ def compare_precompiled(
         return comparison.failing(f"--part {BINARIES}: {error.message}", error.exit_code)
     if learned["why"]:
         comparison = comparison.skipping({"kernels of calls": learned["why"]})
+    comparison = comparison.skipping(learned["missing"])
     found = [Finding.from_json(each) for each in learned["findings"]]
     comparison = replace(comparison, kernels=learned["kernels"]).with_findings(found)
     return comparison.timed(BINARIES, started)
@@ -141,6 +155,58 @@ def _parameter_bytes(kernels: Kernels) -> dict[str, dict[str, int]]:
         for side, answers in kernels.answers.items():
             taken[side]["passed"] = answers.passed_bytes
     return taken
+
+
+def _gemms(
+    comparison: Comparison, tell: Tell
+) -> tuple[dict[str, tuple[KernelList, KernelList]], dict[str, str]]:
+    """Read both lists of GEMMs by title; of those that cannot be had, return why."""
+    found: dict[str, tuple[KernelList, KernelList]] = {}
+    missing: dict[str, str] = {}
+    for family in FAMILIES:
+        both = _gemms_of(family, comparison, tell)
+        if isinstance(both, str):
+            missing[family.title] = both
+        else:
+            found[family.title] = both
+    return found, missing
+
+
+def _gemms_of(
+    family: Gemms, comparison: Comparison, tell: Tell
+) -> tuple[KernelList, KernelList] | str:
+    """Read both lists of a family, or return why they cannot be had."""
+    folders = (comparison.releases[side].folder for side in SIDES)
+    try:
+        before, after = (
+            find_gemms(folder, release_in(folder).version, family, tell=tell) for folder in folders
+        )
+    except (MachineError, UsageRefusedError) as error:
+        return error.message
+    return before, after
+
+
+def _records(lists: Mapping[str, Sequence[BuildChange]]) -> list[dict[str, Any]]:
+    """Return what the report holds of a chip's GEMMs."""
+    return [
+        {"title": title, "builds": [each.to_json() for each in changes]}
+        for title, changes in lists.items()
+    ]
+
+
+def _of_gemms(
+    sm: int, lists: Mapping[str, Sequence[BuildChange]], stale: str, texts: Sequence[bytes]
+) -> Iterator[Finding]:
+    """Yield what became of the GEMMs that are listed for a chip: no call is asked for them."""
+    for family in FAMILIES:
+        if family.title in lists:
+            said = stale if family.may_be_called(texts) else ""
+            yield from _of_lists(family.title, sm, lists[family.title], said)
+
+
+def _stale(sm: int, comparison: Comparison) -> str:
+    before = comparison.name(BASELINE)
+    return f"what ran on {capability_name(sm)} with {before} is no evidence there: run it again"
 
 
 def _both(kernels: Kernels) -> tuple[KernelList, KernelList]:
@@ -187,35 +253,8 @@ def _findings(
     calls: Sequence[CallChange],
     comparison: Comparison,
 ) -> Iterator[Finding]:
-    name, before = capability_name(sm), comparison.name(BASELINE)
-    stale = f"what ran on {name} with {before} is no evidence there: run it again"
-    for state, change in LISTS.items():
-        if sum(each.counts.get(state, 0) for each in lists):
-            # Where no call can be asked, any call may launch what was rebuilt.
-            unasked = state == REBUILT and kernels.level == LISTED
-            yield _of_list(
-                "calls-unasked" if unasked else change,
-                name,
-                sm,
-                lists,
-                count=sum(each.counts.get(state, 0) for each in lists),
-                rule=stale if unasked else "",
-                told=", ".join(
-                    f"{each.counts[state]:,} built for {each.build}"
-                    for each in lists
-                    if each.counts.get(state, 0)
-                )
-                + (f" are {state}" if state != GONE else " are gone"),
-            )
-    if resized := sum(each.resized for each in lists):
-        told = ", ".join(f"{each.resized:,} built for {each.build}" for each in lists)
-        told += " ask for other shared memory under the same name"
-        yield _of_list("listed-resized", name, sm, lists, count=resized, told=told)
-    large = [sum(each.too_large[side] for each in lists) for side in range(len(SIDES))]
-    if any(large):
-        told = f"{large[0]:,} and now {large[1]:,} ask for more than the {SHARED_MEMORY:,} bytes "
-        told += "of shared memory that a block may have"
-        yield _of_list("listed-too-large", name, sm, lists, count=max(large), told=told)
+    name, stale = capability_name(sm), _stale(sm, comparison)
+    yield from _of_lists(LIST, sm, lists, stale if kernels.level == LISTED else "")
     candidate = kernels.answers[CANDIDATE] if kernels.answers else None
     if candidate is not None and (misfits := candidate.misfits(sm)):
         told = misfit_text(candidate, sm)
@@ -239,9 +278,42 @@ def _findings(
         )
 
 
+def _of_lists(title: str, sm: int, lists: Sequence[BuildChange], stale: str) -> Iterator[Finding]:
+    """Yield what became of a list of kernels for a chip.
+
+    Args:
+        title: what the list is called.
+        sm: the chip.
+        lists: what became of it, by build.
+        stale: what is no evidence any more, where no call is asked, so that any may launch what was
+            rebuilt; else empty.
+    """
+    for state, change in LISTS.items():
+        if count := sum(each.counts.get(state, 0) for each in lists):
+            unasked = state == REBUILT and bool(stale)
+            builds = ", ".join(
+                f"{each.counts[state]:,} built for {each.build}"
+                for each in lists
+                if each.counts.get(state, 0)
+            )
+            told = f"{builds} are {state}"
+            rule = stale if unasked else ""
+            named = "calls-unasked" if unasked else change
+            yield _of_list(named, title, sm, lists, count=count, told=told, rule=rule)
+    if resized := sum(each.resized for each in lists):
+        told = ", ".join(f"{each.resized:,} built for {each.build}" for each in lists)
+        told += " ask for other shared memory under the same name"
+        yield _of_list("listed-resized", title, sm, lists, count=resized, told=told)
+    large = [sum(each.too_large[side] for each in lists) for side in range(len(SIDES))]
+    if any(large):
+        told = f"{large[0]:,} and now {large[1]:,} ask for more than the {SHARED_MEMORY:,} bytes "
+        told += "of shared memory that a block may have"
+        yield _of_list("listed-too-large", title, sm, lists, count=max(large), told=told)
+
+
 def _of_list(
     change: str,
-    name: str,
+    title: str,
     sm: int,
     lists: Sequence[BuildChange],
     *,
@@ -249,11 +321,12 @@ def _of_list(
     told: str,
     rule: str = "",
 ) -> Finding:
+    name = capability_name(sm)
     listed = sum(each.counts.get(state, 0) for each in lists for state in (KEPT, REBUILT, GONE))
-    message = f"of the {listed:,} kernels of {LIST} for {name}, {told}"
+    message = f"of the {listed:,} kernels of {title} for {name}, {told}"
     if change == LISTS[NEW]:
-        message = f"kernels of {LIST} for {name}: {told}"
-    return finding(change, LIST, message, detail=name, chips=(sm,), count=count, rule=rule)
+        message = f"kernels of {title} for {name}: {told}"
+    return finding(change, title, message, detail=name, chips=(sm,), count=count, rule=rule)
 
 
 def _in_words(state: str, changed: Sequence[CallChange]) -> str:

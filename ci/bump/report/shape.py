@@ -329,6 +329,13 @@ class BuildKernels(msgspec.Struct):
     too_large: tuple[int, int]
 
 
+class ListedKernels(msgspec.Struct):
+    """What became of a list of precompiled kernels for a chip, of which no call is asked."""
+
+    title: str
+    builds: list[BuildKernels]
+
+
 class ChipKernels(msgspec.Struct):
     """What became of the precompiled kernels for a chip, and of calls by function and state."""
 
@@ -338,6 +345,7 @@ class ChipKernels(msgspec.Struct):
     builds: list[BuildKernels]
     calls: list[dict[str, str | int]]
     parameter_bytes: dict[str, dict[str, int]] = {}
+    gemms: list[ListedKernels] = []
 
 
 class Report(msgspec.Struct):

@@ -24,6 +24,7 @@ from kernelproof.ci.binaries.flashinfer.asking import (
     plain_error,
 )
 from kernelproof.ci.binaries.flashinfer.building import DRIVER_SOURCE, Build, build_launcher
+from kernelproof.ci.binaries.flashinfer.gemms import FAMILIES, find_gemms, read_gemms
 from kernelproof.ci.binaries.flashinfer.host import Host, answers_in_forks
 from kernelproof.ci.binaries.flashinfer.kernels import (
     KERNELS,
@@ -111,6 +112,37 @@ def test_a_list_that_is_none_is_an_error_that_names_its_file(tmp_path: Path) -> 
     root = write_list(tmp_path, "{ 1, 2 },\n")
     with pytest.raises(KernelListError, match=r"flashInferMetaInfo\.h: no list of kernels can be"):
         read_kernels(root, ARTIFACT)
+
+
+def test_a_list_of_gemms_is_read_and_found(release: Path, tmp_path: Path) -> None:
+    folder = f"{'fedcba9876' * 4}/batched_gemm-1-2"
+    place = tmp_path / "cubins" / folder / "include"
+    place.mkdir(parents=True)
+    rows = "".join(
+        f'{{nullptr, 0, {shared}, "bmm_c1_{build}", 256, "{SHA}", "", nullptr, {{ /* mA */ 1\n'
+        for shared, build in ((214144, "sm100f"), (77600, "sm103a"))
+    )
+    header = place / "flashinferMetaInfo.h"
+    header.write_text(f"size_t tllmGenBatchedGemmListLen = 2;\n{rows}}};\n", encoding="utf-8")
+    source = release / "flashinfer" / "artifacts.py"
+    text = f'{source.read_text()}    TRTLLM_GEN_BMM: str = (\n        "{folder}/"\n    )\n'
+    source.write_text(text, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, str(tmp_path / "cubins"))
+        found = find_gemms(release, "9.9.9", FAMILIES[0])
+        with pytest.raises(KernelListError, match="names no TRTLLM_GEN_GEMM"):
+            find_gemms(release, "9.9.9", FAMILIES[1])
+    assert [(each.name, each.build, each.shared_memory) for each in found.kernels] == [
+        *(("bmm_c1_sm100f", "100f", 214144), ("bmm_c1_sm103a", "103a", 77600)),
+    ]
+    assert [each.runs_on(103) for each in found.kernels] == [True, True]
+    assert [each.runs_on(100) for each in found.kernels] == [True, False]
+    assert FAMILIES[0].may_be_called([b"", b"from flashinfer import trtllm_fp4_block_scale_moe"])
+    assert not FAMILIES[0].may_be_called([b"moe = trtllm_moes"])
+    assert FAMILIES[0].may_be_called([])
+    header.write_text(f"size_t tllmGenBatchedGemmListLen = 3;\n{rows}", encoding="utf-8")
+    with pytest.raises(KernelListError, match=r"flashinferMetaInfo.h: .*2 of 3 rows"):
+        read_gemms(tmp_path / "cubins", folder)
 
 
 def test_what_a_wheel_ships_is_read_from_its_record(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from kernelproof.ci.binaries.flashinfer.asking import SHARED_MEMORY, Answer, Selection
 from kernelproof.ci.binaries.flashinfer.changes import call_changes, list_changes
+from kernelproof.ci.binaries.flashinfer.gemms import Gemms
 from kernelproof.ci.binaries.flashinfer.kernels import Kernel, KernelList, KernelListError
 from kernelproof.ci.binaries.flashinfer.listing import LISTED
 from kernelproof.ci.binaries.flashinfer.questions import calls_of
@@ -138,6 +139,15 @@ def test_a_death_of_the_host_is_a_change_only_where_calls_ran() -> None:
     assert states([runs, late], [late, runs]) == []
 
 
+def gemms(_: Path, version: str, family: Gemms, **__: object) -> KernelList:
+    """The lists of MoE's GEMMs, which the candidate has built anew; there is no other."""
+    if family.artifact != "TRTLLM_GEN_BMM":
+        message = "no wheel has them"
+        raise KernelListError(message)
+    digest = {OLD: "ab", NEW: "cd"}[version]
+    return listed(kernel("bmm_sm103a", "103a", digest), kernel("bmm_sm100f", "100f"))
+
+
 @pytest.fixture
 def here(
     tmp_path: Path,
@@ -170,6 +180,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(precompiled, "kinds", lambda: iter(KINDS))
     monkeypatch.setattr(precompiled, "find_kernels", lambda _, version, **__: LISTS[version])
     monkeypatch.setattr(precompiled, "select", select)
+    monkeypatch.setattr(precompiled, "find_gemms", gemms)
     return found
 
 
@@ -233,7 +244,11 @@ def test_a_comparison_says_of_each_chip_what_became_of_kernels_and_calls(
         "listed-resized": ("report", 2),
         "listed-too-large": ("report", 1),
         "calls-gained": ("report", 1),
+        "calls-unasked": ("condition", 1),
     }
+    assert found["calls-unasked"]["message"] == (
+        "of the 2 kernels of trtllm-gen GEMMs of MoE for SM103, 1 built for 103a are rebuilt"
+    )
     assert f"1 times {ERROR}" in found["calls-raise"]["message"]
     assert "gone, now new" in found["calls-rerouted"]["message"]
     assert found["calls-rebuilt"]["rule"] == (
@@ -251,6 +266,13 @@ def test_a_comparison_says_of_each_chip_what_became_of_kernels_and_calls(
         "launches now": 1,
         "same kernel": 1,
     }
+    (moe,) = chip["gemms"]
+    assert moe["title"] == "trtllm-gen GEMMs of MoE"
+    assert [(each["build"], each["kept"], each["rebuilt"]) for each in moe["builds"]] == [
+        *(("100f", 1, 0), ("103a", 0, 1)),
+    ]
+    left_out = {each["what"]: each["why"] for each in report["machines"][0]["not_tested"]}
+    assert left_out["trtllm-gen GEMMs"] == "no wheel has them"
     told = (
         "Of 4 kernels for SM103, 2 are the same bits; 1 of 4 kinds of call still launch the same "
         "ones, and 1 fail now."
@@ -282,6 +304,8 @@ def test_what_the_engine_does_not_call_is_not_asked(asked: list[Any]) -> None:
     code, report = bump("--uses", "engine")
     assert (code, asked) == (0, [])
     assert "calls" not in {each["change"].partition("-")[0] for each in report["findings"]}
+    (rebuilt,) = (each for each in report["findings"] if "of MoE" in each["message"])
+    assert (rebuilt["change"], rebuilt["action"]) == ("listed-rebuilt", "report")
     Path("engine/decode.py").write_text("import flashinfer\nflashinfer.decode.trtllm_batch_decode"
                                         "_with_kv_cache(q, cache)\n")  # fmt: skip
     code, report = bump("--uses", "engine")
@@ -330,8 +354,9 @@ def test_without_answers_what_was_rebuilt_sets_the_condition(
     monkeypatch.setattr(precompiled, "select", select)
     code, report = bump()
     assert (code, report["verdict"]) == (1, "bump with conditions")
-    (one,) = (each for each in report["findings"] if each["action"] == "condition")
+    one, gemm = (each for each in report["findings"] if each["action"] == "condition")
     assert (one["change"], one["chips"]) == ("calls-unasked", [103])
+    assert "trtllm-gen GEMMs of MoE" in gemm["message"]
     assert report["kernels"][0]["calls"] == []
     why = "there is no nvcc" if listed_only else "no TVM-FFI here"
     left_out = {each["what"]: each["why"] for each in report["machines"][0]["not_tested"]}
