@@ -39,8 +39,8 @@ class Gemms(NamedTuple):
 
 
 FAMILIES = (
-    Gemms("TRTLLM_GEN_BMM", "trtllm-gen GEMMs of MoE", r"\b(trtllm_\w*moe|mm_fp8)\b"),
-    Gemms("TRTLLM_GEN_GEMM", "trtllm-gen GEMMs", r"\b(mm_fp4|mm_mxfp8|gemm_fp8_nt_groupwise)\b"),
+    Gemms("TRTLLM_GEN_BMM", "trtllm-gen GEMMs of MoE", r"\btrtllm_\w*moe\b"),
+    Gemms("TRTLLM_GEN_GEMM", "trtllm-gen GEMMs", r"\b(mm_(fp4|fp8|mxfp8)|gemm_fp8_nt_groupwise)\b"),
 )
 
 
