@@ -17,6 +17,7 @@ WORDS = {
     ("corpus", "add"): ["case.json"],
     ("expectations", "update"): ["report.json"],
     ("merge",): ["report.json"],
+    ("published",): ["installed"],
     ("replay",): ["case.json"],
 }
 """Arguments of commands that need some, by the command's words."""
