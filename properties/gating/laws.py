@@ -122,7 +122,7 @@ def unknown_chips_and_releases_are_not_supported(
     """No rule was written for them."""
     for odd in (replace(target, sm=109), replace(target, sm=130)):
         must(not decide(feature, odd, book=book).supported)
-    if feature.backend not in ("triton", "engine-triton", "torch-sdpa", "reference"):
+    if feature.backend in FLASHINFER_BACKENDS:
         for version in ("0.6.5", "0.7.3", "99.0"):
             unknown = replace(target, flashinfer=version)
             must(not decide(feature, unknown, book=book).supported)
