@@ -152,7 +152,7 @@ def _called(info: Section | None, names: list[str]) -> set[str]:
 
 
 def _attributes(info: Section | None) -> Iterator[tuple[int, int, bytes]]:
-    """Yield the attributes of a kernel, each with its value and its payload of so many bytes."""
+    """Yield the attributes of a kernel, each with its value and, where it has one, its payload."""
     data, place = info.data() if info else b"", 0
     while place + 4 <= len(data):
         form, attribute, value = struct.unpack_from("<BBH", data, place)

@@ -32,6 +32,12 @@ PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 MOST_FAULTS: Final = 3
 """Faults after which processes have the GPU in turns again: each costs all of them their start."""
 
+NOT_SHARED: Final = (
+    f"not shared by MPS: that takes several processes on a GPU, {CONTROL} on the PATH, and neither "
+    "--sanitizer nor --distrust"
+)
+"""Words on a run that was to share the GPU, and could not."""
+
 
 @dataclass(frozen=True)
 class Client:

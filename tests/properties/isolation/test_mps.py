@@ -25,7 +25,7 @@ with log.open("a") as file:
     if sys.argv[1:] == ["-d"]:
         print("starts", folder, os.environ.get("CUDA_VISIBLE_DEVICES"), file=file)
         sys.exit("MPS_TEST_FAILS" in os.environ)
-    print("is told", folder, sys.stdin.read().strip(), file=file)
+    print("reads", folder, sys.stdin.read().strip(), file=file)
 """
 
 
@@ -74,7 +74,7 @@ def test_only_several_processes_on_a_gpu_share(log: Path, monkeypatch: pytest.Mo
     assert Path(folder).is_dir()
     gpu.close()
     told = log.read_text(encoding="utf-8")
-    assert f"is told {folder} quit" in told
+    assert f"reads {folder} quit" in told
     assert not Path(folder).exists()
     monkeypatch.setenv(PIPES, folder)  # whoever has a daemon shares without ours
     assert share_gpu("cuda", 2) is None
@@ -102,7 +102,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     killed = subprocess.run([sys.executable, "-c", program], check=False)
     assert killed.returncode == -signal.SIGKILL
     until = time.monotonic() + 30
-    while "is told" not in (told := log.read_text(encoding="utf-8")):
+    while "reads" not in (told := log.read_text(encoding="utf-8")):
         assert time.monotonic() < until
         time.sleep(0.05)
     assert "quit" in told
@@ -164,5 +164,5 @@ def test_after_several_faults_processes_have_the_gpu_in_turns(gpu: SharedGpu, lo
     assert "in turns" in gpu.text(2)
     gpu.close()
     told = log.read_text(encoding="utf-8")
-    assert told.count("is told") == MOST_FAULTS
+    assert told.count("reads") == MOST_FAULTS
     assert "None" in told  # daemons see all devices, their clients choose

@@ -10,9 +10,13 @@ import pytest
 from kernelproof.fixtures import LEDGER
 from kernelproof.impl import Target
 from kernelproof.properties.findings.ledger import load_ledger
+from kernelproof.properties.isolation.mps import NOT_SHARED
 from kernelproof.properties.laws import find_law
 from kernelproof.properties.search import case_runner
 from kernelproof.properties.search.case_runner import CaseRunner
+from kernelproof.properties.search.engine import Run
+from kernelproof.properties.search.plan import Plan
+from kernelproof.properties.space.profiles import PROFILES
 
 
 def test_the_shipped_ledger_says_what_hangs() -> None:
@@ -49,3 +53,10 @@ def test_a_deadly_law_has_its_own_process(
     )
     CaseRunner(worker, candidate, find_law("parity")).warm_up()
     assert len(times) == renewed
+
+
+def test_what_was_to_share_a_gpu_and_could_not_says_so() -> None:
+    plan = Plan(["triton-merge-state"], PROFILES["quick"], laws=("parity",), share=0.1, mps=True)
+    run = Run(plan)
+    run.ending.stop()
+    assert run.execute().target["mps"] == NOT_SHARED
