@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -191,8 +191,20 @@ def tensor_cores(arguments: Mapping[str, Any]) -> TensorCores:
     return TensorCores(operands, torch.bfloat16 if torch.uint8 in dtypes else operands)
 
 
-def ask(reference: Any, arguments: dict[str, Any], seed: int = 0) -> Said:  # noqa: ANN401
+def ask(
+    reference: Any,  # noqa: ANN401
+    arguments: dict[str, Any],
+    seed: int = 0,
+    *,
+    partials: str = "",
+) -> Said:
     """Evaluate a reference in its own formats, in float64, and disturbed.
+
+    Args:
+        reference: the published function.
+        arguments: what it is called with.
+        seed: seed of what it draws.
+        partials: says that sums of some of the terms are kept in the inputs' format, if they are.
 
     Raises:
         NoAnswerError: if it cannot be evaluated, or not in float64.
@@ -218,6 +230,8 @@ def ask(reference: Any, arguments: dict[str, Any], seed: int = 0) -> Said:  # no
     ]
     units = steps.without_last(honest.values())
     cores = tensor_cores(arguments)
+    if partials:
+        cores = replace(cores, partials=UNITS[cores.operands])
     try:
         exact = _evaluate(reference, arguments, Wide(), seed)
         disturbed = [
@@ -245,7 +259,8 @@ def ask(reference: Any, arguments: dict[str, Any], seed: int = 0) -> Said:  # no
             # An argument that is written with what it has already.
             continue
         outputs.append(_expected(name, own, exact[name], disturbed, leaning, far))
-    said = Said(outputs, arithmetic_class(steps, outputs), random)
+    arithmetic = [arithmetic_class(steps, outputs), *([partials] if partials else [])]
+    said = Said(outputs, ", ".join(arithmetic), random)
     said.seconds = time.monotonic() - begin
     return said
 

@@ -173,11 +173,13 @@ class TensorCores:
         operands: the format in which operands may be held that do not fit into it.
         probabilities: the format of operands between 0 and 1.
         sums: error that a product of FP8 numbers has within a sum, relative to the largest.
+        partials: unit roundoff of sums of some of the terms.
     """
 
     operands: torch.dtype = torch.float32
     probabilities: torch.dtype = torch.float32
     sums: float = 0.0
+    partials: float = 0.0
 
 
 class Wide(TorchDispatchMode):
@@ -351,6 +353,7 @@ class Wide(TorchDispatchMode):
             size = size + (root / math.sqrt(count) if name == "mean" else root)
         noise = torch.empty_like(result).normal_(generator=self._random(result.device))
         error = 2.0**-24 * math.sqrt(count)
+        error += self._cores.partials
         if name in PRODUCTS and self._cores.sums:
             error += self._cores.sums * (1 + math.sqrt(count) / 12)
         result.add_(torch.nan_to_num(size, posinf=0.0) * noise * (self._times * error))

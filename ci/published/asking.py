@@ -1,119 +1,94 @@
-"""Asks processes that have a release of FlashInfer what they find of its published calls."""
+"""Asks workers that have a release of FlashInfer what they find of its published calls."""
 
 from __future__ import annotations
 
-import json
-import os
 import queue
-import select
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from typing import IO, Any
+from dataclasses import dataclass
+from typing import Any
 
+from ...properties.isolation.outcome import Outcome
+from ...properties.isolation.stages import Deadlines
+from ...properties.isolation.workers import WorkerPool
+from ...properties.worker.pools import open_pool
 from ..console.errors import MachineError
+from .host import HANDLER
+from .known import known_text
 
 START = 240.0
-"""Seconds in which a process has read its release."""
+"""Seconds in which a worker has read its release."""
+COMPILE = 900.0
+"""Seconds in which a call has compiled."""
+NO_MEMORY = "OutOfMemoryError"
+"""What is raised where others hold the memory of a device."""
+PARTS = ("empty", "graph")
+"""Laws that are asked apart once a call is judged: what they end is no loss for others."""
 
 
-class Host:
-    """One process with a release on its path.
+@dataclass(frozen=True)
+class Asked:
+    """How a release is asked.
 
-    Raises:
-        MachineError: if it cannot read the release.
+    Attributes:
+        device: "cpu" or "cuda".
+        seed: seed of inputs.
+        seconds: limit of one call and its reference, compilation not included.
+        end: time of ``time.monotonic`` at which what runs is cut short.
     """
 
-    def __init__(self, folder: str, device: str, seed: int) -> None:
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed by close
-        asked, self._in = os.pipe()
-        self._out, answered = os.pipe()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "kernelproof.ci.published.host", device, str(seed)],
-            stdin=asked,
-            stdout=answered,
-            stderr=self._errors,
-            env=_environment(folder, device),
-            start_new_session=True,
+    device: str
+    seed: int
+    seconds: float
+    end: float
+
+    def deadlines(self) -> Deadlines:
+        """Return the deadlines of a question that is asked now."""
+        left = max(1.0, self.end - time.monotonic())
+        one = min(self.seconds, left)
+        compiling = min(COMPILE, left)
+        return Deadlines(
+            load=min(START, left), run=one, judge=one, compile=compiling, specialise=compiling
         )
-        os.close(asked)
-        os.close(answered)
-        self._partial = b""
-        said = self.read(START)
-        if said is None:
-            why = self.why()
-            self.close()
-            message = f"flashinfer cannot be read: {why}"
-            raise MachineError(message)
-        self.release: Mapping[str, Any] = said
 
-    def ask(self, number: int, seconds: float) -> dict[str, Any] | None:
-        """Return what is found of a call; None if the process ended or took longer."""
-        with suppress(BrokenPipeError):
-            os.write(self._in, f"{number}\n".encode())
-        return self.read(seconds)
-
-    def read(self, seconds: float) -> dict[str, Any] | None:
-        """Return the next answer."""
-        file, end = self._out, time.monotonic() + seconds
-        while b"\n" not in self._partial:
-            ready, _, _ = select.select([file], [], [], max(0.0, end - time.monotonic()))
-            if not ready:
-                return None
-            read = os.read(file, 1 << 20)
-            if not read:
-                return None
-            self._partial += read
-        line, _, self._partial = self._partial.partition(b"\n")
-        found: dict[str, Any] = json.loads(line)
+    def found_of(self, pool: WorkerPool, number: int, call: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what is found of a call; a part of it that ends its process is a finding."""
+        question = {"device": self.device, "call": number, "seed": self.seed}
+        with pool.lease(call["name"]) as worker:
+            outcome = worker.run(question, self.deadlines())
+            found = self._said(outcome, call)
+            if found.get("lost"):
+                worker.renew()
+            parts = PARTS if found["state"] == "judged" else ()
+            for part in parts if self.device == "cuda" else parts[:1]:
+                if time.monotonic() >= self.end:
+                    break
+                outcome = worker.run({**question, "part": part}, self.deadlines())
+                said = self._said(outcome, call)
+                if said.get("lost"):
+                    worker.renew()
+                found["problems"] += said["problems"]
+                found["findings"] += [
+                    {"law": part, "why": each["why"]} for each in said.get("findings", ())
+                ]
         return found
 
-    def why(self) -> str:
-        """Return how the process ended, or that it goes on."""
-        with suppress(subprocess.TimeoutExpired):
-            code = self._process.wait(timeout=1)
-            self._errors.seek(0)
-            lines = self._errors.read().decode(errors="replace").strip().splitlines()
-            said = lines[-1][:160] if lines else ""
-            return f"signal {-code}" if code < 0 else f"exit code {code}: {said}"
-        return "no answer in time"
-
-    def close(self) -> None:
-        """End the process and what it has started."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, 9)
-        self._process.wait()
-        os.close(self._in)
-        os.close(self._out)
-        self._errors.close()
-
-
-def _environment(folder: str, device: str) -> dict[str, str]:
-    found = dict(os.environ)
-    path = [each for each in (folder, *sys.path[1:]) if each]
-    found["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path))
-    if device == "cpu":
-        found["TRITON_INTERPRET"] = "1"
-    return found
-
-
-def _next(waiting: queue.SimpleQueue[int]) -> int | None:
-    try:
-        return waiting.get_nowait()
-    except queue.Empty:
-        return None
-
-
-def _ask(host: Host, number: int, call: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """Return what is found of a call, or that the process ended or took too long."""
-    said = host.ask(number, max(1.0, seconds))
-    return said or {**call, "problems": [], "state": "ended", "why": host.why()}
+    def _said(self, outcome: Outcome, call: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a worker has answered, or how it ended."""
+        if outcome.status == "done" and outcome.result is not None:
+            found: dict[str, Any] = {"findings": [], **outcome.result}
+            return {**found, "state": "ended"} if found["lost"] else found
+        ended = {**call, "problems": [], "state": "ended", "findings": []}
+        if time.monotonic() >= self.end:
+            return {**ended, "why": "cut short by the end of the run"}
+        why = f"{outcome.kind} in stage {outcome.stage} after {outcome.seconds:.0f} s"
+        law = {"hang": "hangs", "crash": "crashes"}.get(outcome.status, "")
+        if law and outcome.stage in ("run", "compile", "specialise"):
+            ended["findings"] = [{"law": law, "why": why}]
+        return {**ended, "why": why}
 
 
 def _by_turns(chosen: Sequence[int], calls: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -123,6 +98,20 @@ def _by_turns(chosen: Sequence[int], calls: Sequence[Mapping[str, Any]]) -> list
         groups[calls[number]["api"].rpartition(".")[0]].append(number)
     turns = [(place, number) for group in groups.values() for place, number in enumerate(group)]
     return [number for _, number in sorted(turns, key=lambda turn: turn[0])]
+
+
+def _lacks_memory(said: Mapping[str, Any]) -> bool:
+    whys = (said.get("why", ""), *(each["answer"].get("why", "") for each in said["problems"]))
+    return any(NO_MEMORY in each for each in whys)
+
+
+def _with_known(said: dict[str, Any], chip: int) -> dict[str, Any]:
+    """Return a call with the text of each finding that is known."""
+    answers = [each["answer"].get("findings", ()) for each in said["problems"]]
+    for finding in (*said.get("findings", ()), *(each for group in answers for each in group)):
+        if text := known_text(said["name"], finding["law"], chip):
+            finding["known"] = text
+    return said
 
 
 def judge_release(
@@ -144,56 +133,82 @@ def judge_release(
         seconds: limit of one call.
         end: time of ``time.monotonic`` after which no call is begun.
         tell: called with each call that is judged.
+
+    Raises:
+        MachineError: if the release cannot be read.
     """
-    with ThreadPoolExecutor(jobs) as starting:
-        hosts = list(starting.map(lambda _: Host(folder, device, seed), range(jobs)))
-    first = hosts[0]
-    calls = first.release["calls"]
-    chosen = [
-        number
-        for number, each in enumerate(calls)
-        if not names or any(part in each["name"] or part in each["api"] for part in names)
-    ]
+    asked = Asked(device, seed, seconds, end)
+    path = [folder, *sys.path] if folder else None
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for number in _by_turns([each for each in chosen if not calls[each]["lacks"]], calls):
-        waiting.put(number)
-    found: list[dict[str, Any]] = [
-        {
-            **calls[number],
-            "problems": [],
-            "state": "unasked",
-            "why": f"no {calls[number]['lacks']} is published",
-        }
-        for number in chosen
-        if calls[number]["lacks"]
-    ]
+    later: queue.SimpleQueue[int] = queue.SimpleQueue()
     lock = threading.Lock()
+    with open_pool(device, size=jobs, handler=HANDLER, sys_path=path) as pool:
+        release = _read(pool, asked)
+        calls, chip = release["calls"], release["chip"]
+        chosen = [
+            number
+            for number, each in enumerate(calls)
+            if not names or any(part in each["name"] or part in each["api"] for part in names)
+        ]
+        found = [_lacking(calls[number]) for number in chosen if calls[number]["lacks"]]
+        for number in _by_turns([each for each in chosen if not calls[each]["lacks"]], calls):
+            waiting.put(number)
 
-    def work(host: Host | None) -> None:
-        while time.monotonic() < end and (number := _next(waiting)) is not None:
-            host = host or Host(folder, device, seed)
-            said = _ask(host, number, calls[number], min(seconds, end - time.monotonic()))
-            if said["state"] == "ended":
-                host.close()
-                host = None
-            with lock:
-                found.append(said)
-                tell(said)
-        if host is not None:
-            host.close()
+        def work(pool: WorkerPool, numbers: queue.SimpleQueue[int], *, alone: bool) -> None:
+            while time.monotonic() < end and (number := _next(numbers)) is not None:
+                said = _with_known(asked.found_of(pool, number, calls[number]), chip)
+                with lock:
+                    if _lacks_memory(said) and not alone:
+                        later.put(number)
+                        continue
+                    found.append(said)
+                    tell(said)
 
-    threads = [threading.Thread(target=work, args=(each,)) for each in hosts]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    left = [calls[number]["name"] for number in iter(lambda: _next(waiting), None)]
+        threads = [
+            threading.Thread(target=work, args=(pool, waiting), kwargs={"alone": jobs == 1})
+            for _ in range(jobs)
+        ]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+    if not later.empty() and time.monotonic() < end:
+        with open_pool(device, handler=HANDLER, sys_path=path) as pool:
+            work(pool, later, alone=True)
+    left = [*iter(lambda: _next(waiting), None), *iter(lambda: _next(later), None)]
     order = {each["name"]: place for place, each in enumerate(calls)}
     found.sort(key=lambda each: order[each["name"]])
     return {
-        "flashinfer": first.release["version"],
+        "flashinfer": release["version"],
         "device": device,
-        "chip": first.release["chip"],
+        "chip": chip,
         "calls": found,
-        "not begun": left,
+        "not begun": [calls[number]["name"] for number in left],
     }
+
+
+def _lacking(call: Mapping[str, Any]) -> dict[str, Any]:
+    why = f"no {call['lacks']} is published"
+    return {**call, "problems": [], "findings": [], "state": "unasked", "why": why}
+
+
+def _next(waiting: queue.SimpleQueue[int]) -> int | None:
+    try:
+        return waiting.get_nowait()
+    except queue.Empty:
+        return None
+
+
+def _read(pool: WorkerPool, asked: Asked) -> dict[str, Any]:
+    """Return what a release publishes.
+
+    Raises:
+        MachineError: if it cannot be read.
+    """
+    with pool.lease() as worker:
+        outcome = worker.run({"device": asked.device}, asked.deadlines())
+    if outcome.status == "done" and outcome.result is not None:
+        return outcome.result
+    lines = (outcome.detail or outcome.stderr or outcome.kind).strip().splitlines()
+    message = f"flashinfer cannot be read: {lines[-1][:160] if lines else 'no answer'}"
+    raise MachineError(message)

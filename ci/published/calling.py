@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from ...properties.verdicts.specialising import Stages, watched
 from .answers import Expected, as_bytes, flat_inputs, leaves
 from .release import Published
 
@@ -49,8 +52,14 @@ class Fenced:
         ]
 
 
-def fenced(inputs: Mapping[str, Any], *, strided: bool = False) -> Fenced:
-    """Return fenced copies of inputs; strided: their rows are further apart."""
+def may_be_strided(value: torch.Tensor) -> bool:
+    """Whether a tensor's rows can be put further apart."""
+    dense = value.dim() > 1 and value.numel() and value.is_contiguous()
+    return bool(dense and value.is_floating_point() and value.dtype in COPIED)
+
+
+def fenced(inputs: Mapping[str, Any], *, strided: Collection[str] = ()) -> Fenced:
+    """Return fenced copies of inputs; strided: those whose rows are further apart."""
     found = Fenced({})
 
     def copy(value: Any, path: str) -> Any:  # noqa: ANN401
@@ -68,8 +77,7 @@ def fenced(inputs: Mapping[str, Any], *, strided: bool = False) -> Fenced:
         if 0 in value.stride() or value.dtype not in COPIED:
             return value.clone()
         strides = list(value.stride())
-        rows = strided and value.dim() > 1 and value.is_contiguous() and value.is_floating_point()
-        if rows:
+        if path in strided:
             strides = [
                 each // value.shape[-1] * (value.shape[-1] + PADDING) for each in strides[:-1]
             ]
@@ -107,18 +115,49 @@ class Called:
     broken: list[str]
 
 
-def call(published: Published, inputs: Mapping[str, Any], *, strided: bool = False) -> Called:
-    """Call the release's own function on copies of inputs.
+def call(
+    published: Published,
+    inputs: Mapping[str, Any],
+    stages: Stages,
+    *,
+    strided: Collection[str] = (),
+) -> Called:
+    """Call the release's own function on copies of inputs, as the stage "run".
 
     Raises:
         NotCalledError: if the harness cannot make the call. Other errors are the release's.
     """
     copies = fenced(inputs, strided=strided)
     before = {path: each.clone() for path, each in _paths(copies.inputs)}
-    function, given = _bound(published, copies.inputs)
-    returned = function(**given)
-    if any(each.is_cuda for each in before.values()):
+    with stages.stage("run"), watched(stages):
+        function, given = _bound(published, copies.inputs)
+        returned = function(**given)
+        if any(each.is_cuda for each in before.values()):
+            torch.cuda.synchronize()
+    return _called(copies, before, returned)
+
+
+def replayed(published: Published, inputs: Mapping[str, Any], stages: Stages) -> Called:
+    """Capture the call in a CUDA graph and replay it, on the inputs as they were.
+
+    Raises:
+        NotCalledError: if the harness cannot make the call. Other errors are of the capture.
+    """
+    copies = fenced(inputs)
+    before = {path: each.clone() for path, each in _paths(copies.inputs)}
+    with stages.stage("run"), watched(stages):
+        function, given = _bound(published, copies.inputs)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            returned = function(**given)
+        for path, each in _paths(copies.inputs):
+            each.copy_(before[path])
+        graph.replay()
         torch.cuda.synchronize()
+    return _called(copies, before, returned)
+
+
+def _called(copies: Fenced, before: Mapping[str, torch.Tensor], returned: object) -> Called:
     after = dict(_paths(copies.inputs))
     changed = {path for path, each in after.items() if not _same(before[path], each)}
     found = [each for _, each in leaves(returned)]
@@ -143,13 +182,13 @@ def _bound(
     for each in parents:
         owner = getattr(owner, each)
     flat = flat_inputs(inputs)
-    device = next((each.device for _, each in leaves(flat)), torch.device("cpu"))
+    device = _device_of(flat) or torch.device("cpu")
     if not parents:
         function = getattr(owner, last)
         return function, _accepted(function, flat)
     wrapper = owner(**_construction(owner, flat, device))
-    if "plan" in inputs:
-        wrapper.plan(**_accepted(wrapper.plan, inputs["plan"]))
+    if hasattr(wrapper, "plan"):
+        wrapper.plan(**_accepted(wrapper.plan, inputs.get("plan", flat)))
     rest = inputs.get("run", flat)
     function = getattr(wrapper, last)
     given = _accepted(function, rest)
@@ -162,10 +201,43 @@ def _bound(
 
 
 def _accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a function takes of what is given; None where it asks for one that may be it."""
     parameters = inspect.signature(function).parameters
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return dict(given)
-    return {key: value for key, value in given.items() if key in parameters}
+    found = {key: value for key, value in given.items() if key in parameters}
+    for name, parameter in parameters.items():
+        if name in found or parameter.default is not parameter.empty:
+            continue
+        alike = [
+            value
+            for key, value in given.items()
+            if value is not None and key not in parameters and name.startswith(f"{key}_")
+        ]
+        if len(alike) == 1:
+            found[name] = alike[0]
+        elif "workspace" in name and (place := _device_of(given)) is not None:
+            found[name] = torch.zeros(WORKSPACE, dtype=torch.uint8, device=place)
+        elif _may_be_none(parameter.annotation):
+            found[name] = None
+    return found
+
+
+def _device_of(given: Mapping[str, Any]) -> torch.device | None:
+    return next((each.device for _, each in leaves(given)), None)
+
+
+def draws(published: Published) -> bool:
+    """Whether a call takes what it draws random numbers with."""
+    return "generator" in inspect.signature(published.original).parameters
+
+
+def _may_be_none(annotation: Any) -> bool:  # noqa: ANN401
+    """Whether a parameter is typed as one that may be None."""
+    if isinstance(annotation, str):
+        return annotation.startswith("Optional[") or annotation.endswith("| None")
+    unions = (typing.Union, types.UnionType)
+    return typing.get_origin(annotation) in unions and type(None) in typing.get_args(annotation)
 
 
 def _construction(owner: type, flat: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
@@ -206,14 +278,17 @@ def answer_of(
         key = getattr(descriptions[place], "param", None)
         if key and called.arguments.get(key) is not None:
             return called.arguments[key]
-    alike = [
-        called.arguments[path]
-        for path in sorted(called.changed)
-        if called.arguments[path].shape == expected.exact.shape
+    if called.returned:
+        return called.returned[place] if place < len(called.returned) else None
+    # What it writes in place; if it has changed nothing, that is what it left there.
+    written = [path for path in called.arguments if path in called.changed] or [
+        path
+        for path, each in called.arguments.items()
+        if each.dtype == expected.honest.dtype and not is_scratch(path)
     ]
-    if alike and not called.returned:
-        return alike[min(place, len(alike) - 1)]
-    return called.returned[place] if place < len(called.returned) else None
+    places = (called.arguments[path] for path in written)
+    alike = [each for each in places if each.shape == expected.exact.shape]
+    return alike[min(place, len(alike) - 1)] if alike else None
 
 
 def may_write(published: Published, said: Sequence[Expected]) -> set[str]:

@@ -16,7 +16,7 @@ from ..console.outputs import Outputs
 from ..options import JSON
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 SCHEMA = "kernelproof/published/1"
 INSTALLED = "installed"
@@ -41,7 +41,7 @@ INSTALLED = "installed"
     default=60.0,
     show_default=True,
     metavar="S",
-    help="Limit of one call, compilation included.",
+    help="Limit of one call and its reference, without what it compiles.",
 )
 @click.option(
     "--minutes",
@@ -111,21 +111,40 @@ def show_call(said: Mapping[str, Any], show: Callable[[str], None]) -> None:
     name, state = said["name"], said["state"]
     if not said["problems"]:
         show(f"{name}: {state}: {said.get('why', '')}")
+        show_findings(said.get("findings", ()), show)
         return
     whys = sorted({each["answer"].get("why", "") for each in said["problems"]} - {""})
-    classes = sorted({each["arithmetic"] for each in said["problems"]})
+    classes = sorted({each["arithmetic"] for each in said["problems"]} - {""})
     show(
         f"{name}: {state}, {len(said['problems'])} problems, {'; '.join(classes)}"
         + "".join(f"; {why}" for why in whys)
     )
+    show_findings(said.get("findings", ()), show)
     for each in said["problems"]:
         axes = json.dumps(each["axes"])
-        for finding in each["answer"].get("findings", ()):
-            show(f"  {finding['law']}: {finding['why']} ({axes})")
+        show_findings(each["answer"].get("findings", ()), show, f" ({axes})")
         for finding in each["accused"]:
             show(f"  its own reference is accused: {finding['why']} ({axes})")
     for fault in accepted(said):
         show(f"  accepted: {fault}")
+
+
+def show_findings(
+    findings: Sequence[Mapping[str, str]], show: Callable[[str], None], where: str = ""
+) -> None:
+    """Print a line of each finding, and why it is known."""
+    for each in findings:
+        show(f"  {each['law']}: {each['why']}{where}")
+        if "known" in each:
+            show(f"    known: {each['known']}")
+
+
+def findings_of(said: Mapping[str, Any]) -> list[Mapping[str, str]]:
+    """Return the findings of a call, those of its process first."""
+    return [
+        *said.get("findings", ()),
+        *(each for one in said["problems"] for each in one["answer"].get("findings", ())),
+    ]
 
 
 def accepted(said: Mapping[str, Any]) -> list[str]:
@@ -156,11 +175,7 @@ def summarise(found: Mapping[str, Any]) -> dict[str, Any]:
     calls = found["calls"]
     asked = [each for each in calls if each["problems"]]
     answers = [each["answer"] for call in asked for each in call["problems"]]
-    wrong = [
-        call["name"]
-        for call in asked
-        if any(each["answer"].get("findings") for each in call["problems"])
-    ]
+    findings = {call["name"]: findings_of(call) for call in calls}
     return {
         "calls": len(calls),
         "judged": sum(each["state"] == "judged" for each in calls),
@@ -168,7 +183,10 @@ def summarise(found: Mapping[str, Any]) -> dict[str, Any]:
         "unasked": sum(each["state"] == "unasked" for each in calls),
         "ended": sum(each["state"] == "ended" for each in calls),
         "problems judged": sum(each["state"] == "answered" for each in answers),
-        "findings": wrong,
+        "findings": [
+            name for name, each in findings.items() if any("known" not in one for one in each)
+        ],
+        "known": [name for name, each in findings.items() if any("known" in one for one in each)],
         "accused": [
             call["name"] for call in asked if any(each["accused"] for each in call["problems"])
         ],
@@ -193,7 +211,7 @@ def summary_lines(found: Mapping[str, Any], summary: Mapping[str, Any]) -> list[
         f"{summary['ended']} ended or took too long",
     )
     counts = (
-        f"{len(summary['findings'])} calls with findings",
+        f"{len(summary['findings'])} calls with findings, {len(summary['known'])} with known ones",
         f"{refused} of {summary['faults']} seeded faults refused",
         f"{len(summary['accused'])} honest references accused",
     )

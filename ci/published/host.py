@@ -1,59 +1,66 @@
-"""The process that has one release of FlashInfer on its path: a fault in it ends it, and no other.
-
-It reads the number of a published call a line and writes what is found of it as JSON.
-
-    python -m kernelproof.ci.published.host DEVICE SEED
-"""
+"""What a worker does that has a release of FlashInfer on its path: read it, and judge its calls."""
 
 from __future__ import annotations
 
-import json
-import os
-import resource
-import sys
+import functools
 import traceback
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ...properties.isolation.worker_main import Monitor
+    from .release import Published
+
+HANDLER = f"{__name__}:answer"
 
 
-def main() -> None:
-    """Answer questions until there are no more."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    device, seed = sys.argv[1], int(sys.argv[2])
-    # What libraries print goes elsewhere.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-
-    def say(value: dict[str, Any]) -> None:
-        answers.write(json.dumps(value) + "\n")
-        answers.flush()
-
-    import flashinfer
-    import torch
-
-    from .judging import judge
+@functools.cache
+def _release() -> list[Published]:
     from .release import read_release
 
-    torch.set_num_threads(1)
-    release = read_release()
-    names = [{"name": each.name, "api": each.api, "lacks": each.lacks} for each in release]
-    say({"version": flashinfer.__version__, "chip": _chip(device), "calls": names})
-    for line in sys.stdin:
-        published = release[int(line)]
-        try:
-            found = judge(published, device, seed)
-        except Exception as error:  # noqa: BLE001  else the host ends with it
-            traceback.print_exc()
-            found = {
-                "name": published.name,
-                "api": published.api,
-                "problems": [],
-                "state": "unasked",
-                "why": f"{type(error).__name__}: {str(error).strip()[:160]}",
-            }
-        lost = device == "cuda" and _lost()
-        say({**found, "lost": lost, **({"state": "ended"} if lost else {})})
-        if lost:
-            return
+    return read_release()
+
+
+def answer(payload: Mapping[str, Any], stages: Monitor) -> dict[str, Any]:
+    """Return what the release publishes, or what is found of one of its calls.
+
+    Args:
+        payload: device; of a question about a call also its number and the seed, and part, a law
+            that has problems of its own.
+        stages: shows the parent the stage of this process.
+    """
+    import flashinfer
+
+    device = payload["device"]
+    if "call" not in payload:
+        names = [{"name": each.name, "api": each.api, "lacks": each.lacks} for each in _release()]
+        return {"version": flashinfer.__version__, "chip": _chip(device), "calls": names}
+    published = _release()[payload["call"]]
+    stages.enter("judge")
+    try:
+        found = _judged(published, device, payload, stages)
+    except Exception as error:  # noqa: BLE001  a release has errors of many classes
+        traceback.print_exc()
+        found = {
+            "name": published.name,
+            "api": published.api,
+            "problems": [],
+            "state": "unasked",
+            "why": f"{type(error).__name__}: {str(error).strip()[:160]}",
+        }
+    lost = device == "cuda" and _lost()
+    return {**found, "lost": lost}
+
+
+def _judged(
+    published: Published, device: str, payload: Mapping[str, Any], stages: Monitor
+) -> dict[str, Any]:
+    from .judging import PARTS, judge
+
+    seed = payload["seed"]
+    if "part" in payload:
+        return {"problems": PARTS[payload["part"]](published, device, seed, stages)}
+    return judge(published, device, seed, stages)
 
 
 def _chip(device: str) -> int:
@@ -72,10 +79,7 @@ def _lost() -> bool:
 
     try:
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()
     except RuntimeError:
         return True
     return False
-
-
-if __name__ == "__main__":
-    main()

@@ -16,7 +16,7 @@ from .answers import NoAnswerError, first_line
 
 SIZES = ((3, 17, 5, 9), (8,), (16,), (64,), (128,), (4,), (2,), (1,))
 """Values of run-time axes, in turn, until a template's own init takes them."""
-LARGER = ((5, 40, 9, 17), (64,), (256,))
+LARGER = ((40, 5, 17, 9), (5, 40, 9, 17), (64,), (256,))
 """Those of a second problem."""
 LARGEST = ((32, 128, 16, 24), (128,))
 """Those of a third, where the others have accepted a fault: sums of few errors prove little."""
@@ -113,7 +113,7 @@ def axis_values(
     for name, parameter in inspect.signature(template.init).parameters.items():
         asked = parameter.default is parameter.empty
         # An axis whose value follows from others has none.
-        runs = type(template.axes.get(name)).__name__ == "Var" and bool(parameter.default)
+        runs = _is_var(template.axes, name) and bool(parameter.default)
         if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD) and (
             asked or (every and runs)
         ):
@@ -124,6 +124,16 @@ def axis_values(
             if name in found and base in found:
                 found[name] = DERIVE[sign](found[base], int(number))
     return found
+
+
+def run_time_axes(published: Published) -> list[str]:
+    """Return the axes of which an init takes a value and that a call may have of any size."""
+    axes = published.template.axes
+    return [name for name in axis_values(published, SIZES[0], every=True) if _is_var(axes, name)]
+
+
+def _is_var(axes: Mapping[str, Any], name: str) -> bool:
+    return type(axes.get(name)).__name__ == "Var"
 
 
 def inputs_of(

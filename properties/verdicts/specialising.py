@@ -1,4 +1,4 @@
-"""What a call compiles, tunes or imports by itself is no part of its running: a stage of its own.
+"""What a call compiles, tunes, fetches or imports by itself is a stage of its own, no running.
 
 An implementation names what its first call compiles (``compile_key``), and no law can know all the
 rest: Triton compiles anew for an argument that is 1, a multiple of 16 or beyond 2**31, for another
@@ -31,9 +31,10 @@ WATCHED = (
     ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner.autotune_to_one_config"),
     ("torch.utils.cpp_extension", "_jit_compile"),
     ("flashinfer.jit.core", "JitSpec.build_and_load"),
+    ("flashinfer.jit.cubin_loader", "download_file"),
 )
-"""Functions that compile or tune, by module and name; those of a release without them are not
-watched."""
+"""Functions that compile, tune or fetch, by module and name; those of a release without them are
+not watched."""
 TUNING = ("Autotuner._bench", "CachingAutotuner.autotune_to_one_config")
 """Those of them that launch kernels, which are no part of the call."""
 DYNAMO = "torch._dynamo.callback"

@@ -56,8 +56,9 @@ def reference(rows, weight):
 
 def init(*, tokens, hidden=256, device="cuda", seed=0):
     torch.manual_seed(seed)
-    rows = torch.randn(tokens, hidden, dtype=torch.bfloat16)
-    return {"input": rows, "weight": torch.randn(hidden, dtype=torch.bfloat16)}
+    rows = torch.randn(tokens, hidden, dtype=torch.bfloat16, device=device)
+    weight = torch.randn(hidden, dtype=torch.bfloat16, device=device)
+    return {"input": rows, "weight": weight}
 
 
 def template(**changes):
@@ -81,7 +82,7 @@ def codes(rows, weight):
 
 def init_by_ends(*, tokens, ends, device="cuda", seed=0):
     assert ends == tokens + 1
-    return init(tokens=tokens, seed=seed)
+    return init(tokens=tokens, device=device, seed=seed)
 
 
 @flashinfer_api(trace=template(init=init_by_ends, constraints=["ends == tokens + 1"]))
@@ -143,6 +144,35 @@ def norm_rows(input, weight):
     return found
 
 
+SEEN = []
+
+
+@flashinfer_api(trace=template())
+def norm_order(input, weight):
+    SEEN.append(len(input))
+    found = reference(input, weight)
+    if SEEN[0] == len(input) and len(set(SEEN)) > 1:
+        found[0, 0] += found[0, 0].abs() * 2.0**-7
+    return found
+
+
+@flashinfer_api(trace=template())
+def norm_empty(input, weight):
+    return reference(input, weight) if len(input) else input.new_zeros(1, *input.shape[1:])
+
+
+@flashinfer_api(trace=template())
+def norm_hangs(input, weight):
+    while True:
+        pass
+
+
+@flashinfer_api(trace=template())
+def norm_graph(input, weight):
+    in_capture = input.is_cuda and torch.cuda.is_current_stream_capturing()
+    return reference(input, weight * 2 if in_capture else weight)
+
+
 @flashinfer_api(trace=template())
 def norm_refuses(input, weight):
     raise ValueError("no chip has it")
@@ -179,8 +209,8 @@ class Wrapper:
     @flashinfer_api(
         trace=template(
             init=lambda *, tokens, device="cuda", seed=0: {
-                "plan": {"weight": init(tokens=tokens)["weight"]},
-                "run": {"input": init(tokens=tokens)["input"]},
+                "plan": {"weight": init(tokens=tokens, device=device)["weight"]},
+                "run": {"input": init(tokens=tokens, device=device)["input"]},
             }
         )
     )

@@ -12,8 +12,10 @@ import torch
 
 from kernelproof.ci.cli import main
 from kernelproof.ci.published.answers import NoAnswerError, Said, ask
+from kernelproof.ci.published.command import findings_of
 from kernelproof.ci.published.comparing import compare
 from kernelproof.ci.published.faults import FAULTS, seeded
+from kernelproof.ci.published.known import known_text
 from kernelproof.tests.ci.published.stand_in import stand_in
 
 BROKEN = {
@@ -24,6 +26,10 @@ BROKEN = {
     "norm_repeats": "repeats",
     "norm_strides": "strides",
     "norm_rows": "rows",
+    "norm_order": "order",
+    "norm_empty": "empty",
+    "norm_dies": "crashes",
+    "norm_hangs": "hangs",
 }
 """The law that each faulty function of the stand-in breaks."""
 
@@ -32,7 +38,7 @@ BROKEN = {
 def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("release")
     report = folder / "report.json"
-    code = main(["published", stand_in(folder), "--json", str(report), "--seconds", "100"])
+    code = main(["published", stand_in(folder), "--json", str(report), "--seconds", "25"])
     found: dict[str, Any] = {"exit code": code, **json.loads(report.read_text())}
     return found
 
@@ -40,11 +46,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def findings(report: dict[str, Any], name: str) -> set[str]:
     """Return the laws that a call broke."""
     (call,) = (each for each in report["calls"] if each["name"] == name)
-    return {
-        finding["law"]
-        for problem in call["problems"]
-        for finding in problem["answer"].get("findings", ())
-    }
+    return {finding["law"] for finding in findings_of(call)}
 
 
 @pytest.mark.parametrize(("name", "law"), BROKEN.items())
@@ -66,8 +68,44 @@ def test_what_did_not_answer_is_counted_apart(judged: dict[str, Any]) -> None:
     assert states["norm_dies"] == "ended"
     assert states["draws"] == "reference only"
     summary = judged["summary"]
-    assert summary["judged"] == len(BROKEN) + 4
+    # Two end their process; what answers right, and norm_graph, which is right on a CPU.
+    assert summary["judged"] == len(BROKEN) - 2 + 5
     assert summary["findings"] == sorted(BROKEN)
+    assert not summary["known"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_graph_that_answers_otherwise_breaks_its_law(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    command = ["published", stand_in(tmp_path), "norm_graph", "norm_right", "--device", "cuda"]
+    assert main([*command, "--json", str(report)]) == 1
+    judged = json.loads(report.read_text())
+    assert findings(judged, "norm_graph") == {"graph"}
+    assert findings(judged, "norm_right") == set()
+
+
+def test_findings_that_are_settled_are_known() -> None:
+    assert "without an error" in known_text("silu_and_mul", "strides", 90)
+    assert not known_text("silu_and_mul", "parity", 90)
+    assert not known_text("silu_and_mul_quantize", "strides", 90)
+    assert "compiled to nothing" in known_text("fp4_quantize", "repeats", 90)
+    assert not known_text("fp4_quantize", "repeats", 100)
+
+
+def test_partial_sums_may_be_in_16_bits_where_that_is_known() -> None:
+    states = drawn(17, 3, 64)
+    honest = ask(mean, {"states": states}).outputs[0]
+    halves = torch.stack([states[:9].float().sum(0), states[9:].float().sum(0)])
+    rounded = (halves.bfloat16().float().sum(0) / 17).float()
+    assert compare(honest, rounded) is not None
+    said = ask(mean, {"states": states}, partials="partial results in 16 bits")
+    assert compare(said.outputs[0], rounded) is None
+    assert said.arithmetic == "dot product of 17, partial results in 16 bits"
+
+
+def mean(states: torch.Tensor) -> torch.Tensor:
+    """Average states, as a reference does."""
+    return states.to(torch.float32).mean(0)
 
 
 def test_no_seeded_fault_is_accepted(judged: dict[str, Any]) -> None:

@@ -1,0 +1,61 @@
+"""What is known of published calls: settled findings, and arithmetic that no schema says."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Known:
+    """A finding that is settled.
+
+    Attributes:
+        names: pattern of the calls' names.
+        laws: the laws that they break.
+        reason: what is wrong, and where that was read.
+        below: the compute capability, times ten, from which on they do not.
+    """
+
+    names: re.Pattern[str]
+    laws: tuple[str, ...]
+    reason: str
+    below: int = 1000
+
+    def explains(self, name: str, law: str, chip: int) -> bool:
+        """Whether it is why a call breaks a law on a chip."""
+        return law in self.laws and chip < self.below and self.names.fullmatch(name) is not None
+
+
+KNOWN = (
+    Known(
+        re.compile(r"(silu|gelu|gelu_tanh)_and_mul"),
+        ("strides",),
+        "rows that are further apart are read as dense, without an error: the launcher passes a"
+        " pointer and the last size only (csrc/activation.cu)",
+    ),
+    Known(
+        re.compile(r"(fp4|mxfp4|nvfp4|mxfp8)_quantize|silu_and_mul_scaled_nvfp4_experts_quantize"),
+        ("parity", "repeats", "graph", "order", "rows", "empty"),
+        "before SM100 the kernel's body is compiled to nothing (quantization.cuh): what is returned"
+        " is memory as it was allocated, without an error",
+        below=100,
+    ),
+    Known(
+        re.compile("mono_moe"),
+        ("parity",),
+        "its reference has the second half of the first weights as gate; the call, by its own"
+        " words, and its kernel have the first",
+    ),
+)
+"""Findings that are settled."""
+
+PARTIALS = {
+    "merge_states": "partial results in 16 bits",  # threadblock_sync_state of cascade.cuh
+}
+"""Calls whose kernels keep sums of some of the terms in the format of the inputs, by name."""
+
+
+def known_text(name: str, law: str, chip: int) -> str:
+    """Return why a call breaks a law; empty if that is not known."""
+    return next((each.reason for each in KNOWN if each.explains(name, law, chip)), "")
