@@ -10,6 +10,7 @@ approximate functions, all to one side. How far these spread is how far rounding
 from __future__ import annotations
 
 import inspect
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,9 +30,14 @@ from .arithmetic import (
     copied_inputs,
     widened_inputs,
 )
+from .known import NONE, Arithmetic
 
 SAMPLES = 6
 """Disturbed evaluations of a reference."""
+MOST_LETTERS = 160
+"""Of an error's first line."""
+PLACE = re.compile(r" at /\S+:\d+(?=:)")
+"""The place in FlashInfer's sources that stands in front of what is wrong."""
 DISTANT = 4
 """Evaluations that are disturbed by more than a rounding."""
 FAR = 3.0
@@ -196,7 +202,8 @@ def ask(
     arguments: dict[str, Any],
     seed: int = 0,
     *,
-    partials: str = "",
+    known: Arithmetic = NONE,
+    certain: bool = False,
 ) -> Said:
     """Evaluate a reference in its own formats, in float64, and disturbed.
 
@@ -204,7 +211,8 @@ def ask(
         reference: the published function.
         arguments: what it is called with.
         seed: seed of what it draws.
-        partials: says that sums of some of the terms are kept in the inputs' format, if they are.
+        known: roundings that it has not and the call has.
+        certain: whether what it draws at random has no other outcome.
 
     Raises:
         NoAnswerError: if it cannot be evaluated, or not in float64.
@@ -226,11 +234,11 @@ def ask(
     random = [
         name
         for name in honest
-        if steps.draws or name not in again or not same(honest[name], again[name])
+        if (steps.draws and not certain) or name not in again or not same(honest[name], again[name])
     ]
     units = steps.without_last(honest.values())
     cores = tensor_cores(arguments)
-    if partials:
+    if known.partials:
         cores = replace(cores, partials=UNITS[cores.operands])
     try:
         exact = _evaluate(reference, arguments, Wide(), seed)
@@ -259,7 +267,9 @@ def ask(
             # An argument that is written with what it has already.
             continue
         outputs.append(_expected(name, own, exact[name], disturbed, leaning, far))
-    arithmetic = [arithmetic_class(steps, outputs), *([partials] if partials else [])]
+        if known.twice and outputs[-1].kind == "codes":
+            _round_twice(outputs[-1], UNITS[cores.operands])
+    arithmetic = [arithmetic_class(steps, outputs), *([known.text] if known.text else [])]
     said = Said(outputs, ", ".join(arithmetic), random)
     said.seconds = time.monotonic() - begin
     return said
@@ -268,7 +278,7 @@ def ask(
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, shortened."""
     lines = str(error).strip().splitlines()
-    return lines[0][:160] if lines else ""
+    return PLACE.sub("", lines[0])[:MOST_LETTERS] if lines else ""
 
 
 def exact_answers(reference: Any, arguments: dict[str, Any]) -> dict[str, torch.Tensor]:  # noqa: ANN401
@@ -326,6 +336,15 @@ def _expected(
         exact[place].cpu(),
         *([each[name][place].cpu() for each in group] for group in (disturbed, leaning, far)),
     )
+
+
+def _round_twice(expected: Expected, unit: float) -> None:
+    """Disturb the numbers that codes are rounded from by one more rounding."""
+    generator = torch.Generator().manual_seed(0)
+    for group in (expected.samples, expected.far):
+        for each in group:
+            noise = torch.empty(each.shape, dtype=WIDE).uniform_(-unit, unit, generator=generator)
+            each.mul_(1 + noise)
 
 
 def arithmetic_class(steps: Steps, outputs: Sequence[Expected]) -> str:

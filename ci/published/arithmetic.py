@@ -32,6 +32,9 @@ UNITS = {
 CODES = (torch.float8_e4m3fn, torch.float8_e5m2)
 FUNCTION_ERROR = 2.0**-21
 """Relative error of ex2.approx, lg2.approx, rsqrt.approx, rcp.approx and what is made of them."""
+SINE_ERROR, SINE_SLOPE = 2.0**-20.5, 2.0**-23
+"""Absolute error of sin.approx and cos.approx, by the PTX manual: 2^-20.5 to 2 pi, and 2^-14.7 at
+100 pi, which is that share of the angle."""
 TANH_ERROR = 2.0**-10.5
 """Relative error of tanh.approx, by the PTX manual."""
 FP8_SUM_ERROR = 2.0**-13
@@ -44,6 +47,7 @@ SUMS = frozenset(
 SCANS = frozenset({"cumsum", "cumprod", "logcumsumexp"})
 SOFTMAX = frozenset({"_softmax", "_log_softmax", "logsumexp", "exp", "exp2"})
 TANH = frozenset({"tanh", "gelu"})
+SINES = frozenset({"sin", "cos"})
 FUNCTIONS = SOFTMAX | {
     *("log", "log2", "log1p", "expm1", "sin", "cos", "rsqrt", "sqrt", "sigmoid", "silu"),
     *("softplus", "pow", "reciprocal", "div", "log_sigmoid_forward"),
@@ -322,7 +326,10 @@ class Wide(TorchDispatchMode):
         unit = units[self._step] if self._step < len(units) else 2.0**-24
         self._step += 1
         if self._lean:
-            if name in TANH:
+            if name in SINES:
+                size = (args[0].to(WIDE).abs() * SINE_SLOPE).clamp_min(SINE_ERROR)
+                result.add_(torch.nan_to_num(size, nan=0.0, posinf=0.0), alpha=self._lean)
+            elif name in TANH:
                 result.mul_(1 + self._lean * TANH_ERROR)
             elif name in FUNCTIONS:
                 result.mul_(1 + self._lean * FUNCTION_ERROR)

@@ -36,12 +36,14 @@ class Asked:
     Attributes:
         device: "cpu" or "cuda".
         seed: seed of inputs.
+        problems: problems of each call; 0: as many as its seeded faults need.
         seconds: limit of one call and its reference, compilation not included.
         end: time of ``time.monotonic`` at which what runs is cut short.
     """
 
     device: str
     seed: int
+    problems: int
     seconds: float
     end: float
 
@@ -56,13 +58,18 @@ class Asked:
 
     def found_of(self, pool: WorkerPool, number: int, call: Mapping[str, Any]) -> dict[str, Any]:
         """Return what is found of a call; a part of it that ends its process is a finding."""
-        question = {"device": self.device, "call": number, "seed": self.seed}
+        question = {
+            "device": self.device,
+            "call": number,
+            "seed": self.seed,
+            "problems": self.problems,
+        }
         with pool.lease(call["name"]) as worker:
             outcome = worker.run(question, self.deadlines())
             found = self._said(outcome, call)
             if found.get("lost"):
                 worker.renew()
-            parts = PARTS if found["state"] == "judged" else ()
+            parts = PARTS if found["state"] == "judged" and not found.get("lost") else ()
             for part in parts if self.device == "cuda" else parts[:1]:
                 if time.monotonic() >= self.end:
                     break
@@ -80,10 +87,11 @@ class Asked:
         """Return what a worker has answered, or how it ended."""
         if outcome.status == "done" and outcome.result is not None:
             found: dict[str, Any] = {"findings": [], **outcome.result}
-            return {**found, "state": "ended"} if found["lost"] else found
+            return {**found, "state": "ended"} if found["lost"] and not found["problems"] else found
         ended = {**call, "problems": [], "state": "ended", "findings": []}
         if time.monotonic() >= self.end:
-            return {**ended, "why": "cut short by the end of the run"}
+            doing = "as it compiled" if outcome.stage == "specialise" else f"in {outcome.stage}"
+            return {**ended, "why": f"cut short by the end of the run, {doing}"}
         why = f"{outcome.kind} in stage {outcome.stage} after {outcome.seconds:.0f} s"
         law = {"hang": "hangs", "crash": "crashes"}.get(outcome.status, "")
         if law and outcome.stage in ("run", "compile", "specialise"):
@@ -120,6 +128,7 @@ def judge_release(
     *,
     seed: int = 0,
     names: Sequence[str] = (),
+    problems: int = 0,
     jobs: int = 1,
     seconds: float = 60.0,
     end: float = float("inf"),
@@ -130,6 +139,8 @@ def judge_release(
     Args:
         folder: what to put first on the path; "": what is installed.
         names: parts of names; none: all.
+        problems: problems of each call; 0: as many as its seeded faults need.
+        jobs: calls at a time.
         seconds: limit of one call.
         end: time of ``time.monotonic`` after which no call is begun.
         tell: called with each call that is judged.
@@ -137,7 +148,7 @@ def judge_release(
     Raises:
         MachineError: if the release cannot be read.
     """
-    asked = Asked(device, seed, seconds, end)
+    asked = Asked(device, seed, problems, seconds, end)
     path = [folder, *sys.path] if folder else None
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     later: queue.SimpleQueue[int] = queue.SimpleQueue()

@@ -20,8 +20,8 @@ FENCE = 4096
 """Bytes before and behind each tensor that nothing may write."""
 FENCED = 0xA5
 WORKSPACE = 128 * 2**20
-PADDING = 8
-"""Elements by which rows are further apart, where strides are tried."""
+PADDING = 32
+"""Bytes by which rows are further apart, where strides are tried: vectors stay aligned."""
 
 
 COPIED = (
@@ -74,13 +74,12 @@ def fenced(inputs: Mapping[str, Any], *, strided: Collection[str] = ()) -> Fence
         return value
 
     def _copy(value: torch.Tensor, path: str) -> torch.Tensor:
-        if 0 in value.stride() or value.dtype not in COPIED:
+        if value.dtype not in COPIED:
             return value.clone()
         strides = list(value.stride())
         if path in strided:
-            strides = [
-                each // value.shape[-1] * (value.shape[-1] + PADDING) for each in strides[:-1]
-            ]
+            row = value.shape[-1] + PADDING // value.element_size()
+            strides = [each // value.shape[-1] * row for each in strides[:-1]]
             strides.append(1)
         span = 1 + sum(
             (size - 1) * max(stride, 0) for size, stride in zip(value.shape, strides, strict=True)
@@ -90,7 +89,9 @@ def fenced(inputs: Mapping[str, Any], *, strided: Collection[str] = ()) -> Fence
         inner = memory[FENCE : FENCE + size].view(value.dtype)
         result = torch.as_strided(inner, value.shape, strides) if value.numel() else value.clone()
         if value.numel():
-            result.copy_(value)
+            # Of an axis that was expanded one element is in memory, and is written once.
+            once = [slice(0, 1) if stride == 0 else slice(None) for stride in strides]
+            result[tuple(once)].copy_(value[tuple(once)])
         found.fences[path] = (memory[:FENCE], memory[FENCE + size :])
         return result
 
@@ -291,8 +292,16 @@ def answer_of(
     return alike[min(place, len(alike) - 1)] if alike else None
 
 
-def may_write(published: Published, said: Sequence[Expected]) -> set[str]:
-    """Return the arguments that a call may write: its outputs."""
+def may_write(published: Published, said: Sequence[Expected], called: Called) -> set[str]:
+    """Return the arguments that a call may write: its outputs.
+
+    Of one that returns nothing, these are arguments of an output's shape.
+    """
+    if not called.returned:
+        shapes = {each.exact.shape for each in said}
+        return {
+            path.split(".")[0] for path in called.changed if called.arguments[path].shape in shapes
+        }
     written = {each.name.removeprefix("argument ").split(".")[0] for each in said}
     template = published.template
     keys = {getattr(template.inputs.get(name), "param", None) or name for name in written}

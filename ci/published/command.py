@@ -36,6 +36,14 @@ INSTALLED = "installed"
     help="Processes that judge, each with the release of its own.",
 )
 @click.option(
+    "--problems",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default="until its seeded faults are refused, 3 at most",
+    metavar="N",
+    help="Problems of each call.",
+)
+@click.option(
     "--seconds",
     type=click.FloatRange(min=1),
     default=60.0,
@@ -58,6 +66,7 @@ def published(
     device: str,
     seed: int,
     jobs: int,
+    problems: int,
     seconds: float,
     minutes: float | None,
     outputs: Outputs,
@@ -93,6 +102,7 @@ def published(
         seed=seed,
         names=names,
         jobs=jobs,
+        problems=problems,
         seconds=seconds,
         end=end,
         tell=lambda said: show_call(said, show),

@@ -69,7 +69,8 @@ def _numbers(expected: Expected, answer: torch.Tensor) -> Difference | None:
     largest = torch.finfo(dtype).max
     # What the format cannot hold may be its largest number or infinity.
     finite = exact.isfinite() & (exact.abs() <= largest * (1 + UNITS[dtype]))
-    wrong = finite & ~values.isfinite()
+    wrong = finite & (exact.abs() <= largest) & ~values.isfinite()
+    finite &= values.isfinite()
     over = exact.isfinite() & (exact.abs() > largest * (1 + UNITS[dtype]))
     if bool((over & (values.abs() < largest)).any()):
         return Difference("elements", f"{name}: numbers beyond {largest} are below it")

@@ -25,8 +25,8 @@ def answer(payload: Mapping[str, Any], stages: Monitor) -> dict[str, Any]:
     """Return what the release publishes, or what is found of one of its calls.
 
     Args:
-        payload: device; of a question about a call also its number and the seed, and part, a law
-            that has problems of its own.
+        payload: device; of a question about a call also its number, the seed, how many problems,
+            and part, a law that has problems of its own.
         stages: shows the parent the stage of this process.
     """
     import flashinfer
@@ -60,7 +60,7 @@ def _judged(
     seed = payload["seed"]
     if "part" in payload:
         return {"problems": PARTS[payload["part"]](published, device, seed, stages)}
-    return judge(published, device, seed, stages)
+    return judge(published, device, seed, stages, payload["problems"])
 
 
 def _chip(device: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from ...properties.verdicts.specialising import Stages
+from ...properties.isolation.worker_main import Monitor
 from .answers import (
     NoAnswerError,
     Said,
@@ -35,13 +34,15 @@ from .calling import (
 )
 from .comparing import compare
 from .faults import seeded
-from .known import PARTIALS
+from .known import ARITHMETIC, NONE
 from .release import (
     LARGER,
     LARGEST,
+    REGIMES,
     SIZES,
     Published,
     axis_values,
+    drawn_sizes,
     inputs_of,
     problems_of,
     run_time_axes,
@@ -51,13 +52,17 @@ MANY = 10_000_000
 """Numbers of inputs above which a reference is evaluated on a GPU, if there is one."""
 MOST_REFUSED = 2
 """Problems that a call may refuse before it is given up."""
-LONGER = 25.0
-"""The same where the first problem has accepted a fault."""
+PROBLEMS = (SIZES, LARGER, LARGEST)
+"""Values of run-time axes of the first problems."""
+FAR_ABOVE = 1e4
+"""A logit beside which those of 0 have no probability in any format."""
 OTHER = -3.0
 """Factor of a row whose numbers are other ones."""
+LONGER = 25.0
+"""Seconds of references beyond which there is no further problem though a fault is accepted."""
 _NOTHING = {"arithmetic": "", "random": [], "accused": [], "faults": {}}
 LONG = 6.0
-"""Seconds of a first problem beyond which there is no second."""
+"""Seconds of a first problem's reference beyond which there is no second."""
 
 
 def on(device: str, value: Any) -> Any:  # noqa: ANN401
@@ -70,6 +75,39 @@ def _place(inputs: Mapping[str, Any]) -> str:
     sizes = [each.numel() for _, each in leaves(inputs)]
     places = {each.device.type for _, each in leaves(inputs)}
     return "cuda" if "cuda" in places and sum(sizes) > MANY else "cpu"
+
+
+class LostDeviceError(Exception):
+    """A call after which the process has lost its device, as after an access outside of memory."""
+
+    def __init__(self, law: str, error: Exception) -> None:
+        super().__init__(f"it loses the device: {type(error).__name__}: {first_line(error)}")
+        self.law = law
+        self.axes: Mapping[str, int] = {}
+
+
+def check_device(law: str, error: Exception) -> None:
+    """Raise LostDeviceError if an error of a call is one after which no other call can be made."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            raise LostDeviceError(law, error) from error
+
+
+@dataclass(frozen=True)
+class How:
+    """How a problem is drawn.
+
+    Attributes:
+        sizes: values of run-time axes, in turn until a template takes them.
+        regime: one of ``REGIMES``.
+        every: whether axes of which an init has values are drawn first.
+    """
+
+    sizes: Sequence[tuple[int, ...]]
+    regime: str
+    every: bool
 
 
 @dataclass
@@ -86,7 +124,7 @@ class Subject:
     published: Published
     inputs: Mapping[str, Any]
     said: Said
-    stages: Stages
+    stages: Monitor
 
     def call(self, inputs: Mapping[str, Any] | None = None, strided: Sequence[str] = ()) -> Called:
         """Call the release's own function."""
@@ -108,29 +146,54 @@ class Subject:
         return found
 
 
-def judge(published: Published, device: str, seed: int, stages: Stages) -> dict[str, Any]:
-    """Return what is found of a call, as JSON."""
+def judge(
+    published: Published, device: str, seed: int, stages: Monitor, most: int = 0
+) -> dict[str, Any]:
+    """Return what is found of a call, as JSON.
+
+    Args:
+        published: the call.
+        device: "cpu" or "cuda".
+        seed: seed of the first problem.
+        stages: shows whoever waits the stage of the process.
+        most: problems; 0: until its faults are refused, three at most.
+    """
     found: dict[str, Any] = {"name": published.name, "api": published.api, "problems": []}
     if published.lacks:
         return {**found, "state": "unasked", "why": f"no {published.lacks} is published"}
-    begin = time.monotonic()
     before: tuple[Subject, Called] | None = None
-    for number, sizes in enumerate((SIZES, LARGER, LARGEST)):
+    for number in range(max(most, len(PROBLEMS))):
+        stages.advance()
+        sizes = PROBLEMS[number] if number < len(PROBLEMS) else drawn_sizes(seed + number)
+        regime = REGIMES[number % len(REGIMES)]
         try:
-            problem, judged = _first(published, device, seed + number, sizes, stages)
+            how = How(sizes, regime, every=number > 0)
+            problem, judged = _first(published, device, seed + number, how, stages)
+        except LostDeviceError as error:
+            answer = {"state": "ended", "findings": [{"law": error.law, "why": str(error)}]}
+            found["problems"].append({**_NOTHING, "axes": error.axes, "answer": answer})
+            break
         except NoAnswerError as error:
             if not number:
                 return {**found, "state": "unasked", "why": str(error)}
         else:
-            found["problems"].append(problem)
+            found["problems"].append({**problem, "regime": regime})
             if before is not None and judged is not None:
                 _order(*before, problem["answer"])
             before = judged
-        limit = LONGER if _accepted(found["problems"]) else 0.0 if number else LONG
-        if time.monotonic() - begin > limit:
+        if _are_enough(found["problems"], most):
             break
     answered = any(each["answer"]["state"] == "answered" for each in found["problems"])
     return {**found, "state": "judged" if answered else "reference only"}
+
+
+def _are_enough(problems: Sequence[Mapping[str, Any]], most: int) -> bool:
+    """Whether no further problem is to be judged after these, by the seconds of their reference."""
+    if most and problems[-1]["answer"]["state"] == "answered":
+        return len(problems) >= most
+    limit = LONGER if _accepted(problems) else 0.0 if len(problems) > 1 else LONG
+    seconds: float = sum(each.get("seconds", 0.0) for each in problems)
+    return seconds > limit
 
 
 def _order(subject: Subject, called: Called, found: dict[str, Any]) -> None:
@@ -138,6 +201,7 @@ def _order(subject: Subject, called: Called, found: dict[str, Any]) -> None:
     try:
         again = subject.call()
     except Exception as error:  # noqa: BLE001
+        check_device("order", error)
         _report(found, "order", f"after another problem it raises {type(error).__name__}")
         return
     found["laws"].append("order")
@@ -146,12 +210,12 @@ def _order(subject: Subject, called: Called, found: dict[str, Any]) -> None:
 
 
 def judge_empty(
-    published: Published, device: str, seed: int, stages: Stages
+    published: Published, device: str, seed: int, stages: Monitor
 ) -> list[dict[str, Any]]:
     """Return what is found of a call whose run-time axes have no element, one at a time."""
     found = []
     for axis in run_time_axes(published):
-        axes = {**axis_values(published, SIZES[0], every=True), axis: 0}
+        axes = {**axis_values(published, SIZES[0]), axis: 0}
         try:
             inputs = inputs_of(published, axes, device, seed)
             arguments = reference_arguments(published.template, on(_place(inputs), inputs))
@@ -173,7 +237,7 @@ def judge_empty(
 
 
 def judge_graph(
-    published: Published, device: str, seed: int, stages: Stages
+    published: Published, device: str, seed: int, stages: Monitor
 ) -> list[dict[str, Any]]:
     """Return what is found of a call that is captured in a CUDA graph and replayed."""
     if device == "cpu":
@@ -227,8 +291,8 @@ def _first(
     published: Published,
     device: str,
     seed: int,
-    sizes: Sequence[tuple[int, ...]],
-    stages: Stages,
+    how: How,
+    stages: Monitor,
 ) -> tuple[dict[str, Any], tuple[Subject, Called] | None]:
     """Return what is found of the first problem that a template's reference takes, and the call.
 
@@ -237,31 +301,50 @@ def _first(
     """
     refused: NoAnswerError | None = None
     unanswered: dict[str, Any] = {}
-    for tried, (axes, inputs) in enumerate(problems_of(published, device, seed, sizes)):
-        called: Called | dict[str, Any] | None = None
-        if device != "cpu":
+    problems = problems_of(published, device, seed, how.sizes, how.regime, every=how.every)
+    certain = draws(published)
+    for tried, (axes, made) in enumerate(problems):
+        inputs = made_certain(made) if certain else made
+        try:
+            called = None if device == "cpu" else _first_call(published, inputs, stages)
             # Most kernels of other chips refuse at once, and references take seconds.
-            called = _first_call(published, inputs, stages)
             if isinstance(called, dict):
                 unanswered = unanswered or {**_NOTHING, "axes": axes, "answer": called}
                 if tried == MOST_REFUSED:
                     break
                 continue
-        try:
             arguments = reference_arguments(published.template, on(_place(inputs), inputs))
-            partials = PARTIALS.get(published.name, "")
-            said = ask(published.template.reference, arguments, partials=partials)
+            known = ARITHMETIC.get(published.name, NONE)
+            said = ask(published.template.reference, arguments, known=known, certain=certain)
+            return _problem(Subject(published, inputs, said, stages), axes, called)
         except NoAnswerError as error:
             refused = refused or error
-            continue
-        return _problem(Subject(published, inputs, said, stages), axes, called)
+        except LostDeviceError as error:
+            error.axes = axes
+            raise
     if unanswered:
         return unanswered, None
     raise refused or NoAnswerError("no axis values are left to try")
 
 
+def made_certain(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return inputs of a call that draws, such that it is certain what it draws.
+
+    Rows of probabilities have one of 1, rows of logits one that is far above the others: whoever
+    draws right answers with their place.
+    """
+    found = dict(inputs)
+    for name, each in inputs.items():
+        if isinstance(each, torch.Tensor) and each.dim() > 1 and each.is_floating_point():
+            places = each.argmax(-1, keepdim=True)
+            found[name] = torch.zeros_like(each).scatter_(-1, places, 1)
+            if "logits" in name:
+                found[name] *= FAR_ABOVE
+    return found
+
+
 def _first_call(
-    published: Published, inputs: Mapping[str, Any], stages: Stages
+    published: Published, inputs: Mapping[str, Any], stages: Monitor
 ) -> Called | dict[str, Any]:
     """Return what a call did, or the state that says why it did nothing."""
     try:
@@ -269,6 +352,7 @@ def _first_call(
     except NotCalledError as error:
         return {"state": "unjudged", "why": str(error)}
     except Exception as error:  # noqa: BLE001  a release has errors of many classes
+        check_device("crashes", error)
         return {"state": "refused", "why": f"{type(error).__name__}: {first_line(error)}"}
 
 
@@ -291,9 +375,8 @@ def _problem(
         for fault, faulty in seeded(expected).items():
             seen = compare(expected, faulty)
             found["faults"].setdefault(fault, {})[expected.name] = seen.law if seen else ""
-    if not said.outputs or draws(subject.published):
-        by = "it" if said.outputs else "its reference"
-        found["answer"] = {"state": "unjudged", "why": f"{by} draws at random"}
+    if not said.outputs:
+        found["answer"] = {"state": "unjudged", "why": "its reference draws at random"}
         return found, None
     called = called or _first_call(subject.published, subject.inputs, subject.stages)
     if not isinstance(called, Called):
@@ -312,12 +395,13 @@ def _answer(subject: Subject, called: Called) -> dict[str, Any]:
     try:
         again = subject.call()
     except Exception as error:  # noqa: BLE001
+        check_device("repeats", error)
         _report(found, "repeats", f"the second call raises {type(error).__name__}")
         return found
     found["laws"].append("repeats")
     for name in subject.different(called, again):
         _report(found, "repeats", f"{name}: a second call answers otherwise")
-    _strides(subject, found)
+    _strides(subject, called, found)
     if all(each["law"] != "repeats" for each in found["findings"]):
         _rows(subject, called, found)
     return found
@@ -349,26 +433,28 @@ def _writing(published: Published, said: Said, called: Called, found: dict[str, 
     found["laws"] += ["outside", "inputs"]
     for path in called.broken:
         _report(found, "outside", f"it writes outside of {path}")
-    allowed = may_write(published, said.outputs)
+    allowed = may_write(published, said.outputs, called)
     for path in sorted(called.changed):
         if path.split(".")[0] not in allowed and not is_scratch(path):
             _report(found, "inputs", f"it changes its input {path}")
 
 
-def _strides(subject: Subject, found: dict[str, Any]) -> None:
+def _strides(subject: Subject, dense: Called, found: dict[str, Any]) -> None:
     """Judge rows of an input that are further apart: the same answer, or an error."""
     refused = {}
     for path, each in leaves(subject.inputs):
-        if not may_be_strided(each):
+        if not may_be_strided(each) or is_scratch(path):
             continue
         try:
             called = subject.call(strided=[path])
         except Exception as error:  # noqa: BLE001
+            check_device("strides", error)
             refused[path] = f"{type(error).__name__}: {first_line(error)}"
             continue
+        found["laws"] = list(dict.fromkeys([*found["laws"], "strides"]))
         answer: dict[str, Any] = {"laws": [], "findings": []}
-        _parity(subject, called, answer, "strides")
-        found["laws"] = list(dict.fromkeys([*found["laws"], *answer["laws"]]))
+        if subject.different(dense, called):
+            _parity(subject, called, answer, "strides")
         for finding in answer["findings"]:
             _report(found, "strides", f"of {path}: {finding['why']}")
     if refused:
@@ -386,6 +472,7 @@ def _rows(subject: Subject, called: Called, found: dict[str, Any]) -> None:
         other = exact_answers(template.reference, arguments)
         again = subject.call(changed)
     except Exception as error:  # noqa: BLE001  either may refuse
+        check_device("rows", error)
         found["rows"] = f"not judged: {type(error).__name__}: {first_line(error)}"
         return
     for place, expected in enumerate(subject.said.outputs):

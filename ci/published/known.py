@@ -35,6 +35,18 @@ KNOWN = (
         " pointer and the last size only (csrc/activation.cu)",
     ),
     Known(
+        re.compile(r"fused_rmsnorm_silu|layernorm(_quant)?"),
+        ("strides",),
+        "rows that are further apart are read as dense, without an error: the launcher asks for a"
+        " dense last axis only (csrc/rmsnorm_silu.cu, csrc/norm.cu)",
+    ),
+    Known(
+        re.compile(r"xqa|trtllm_batch_decode_with_kv_cache:trtllm_batch_decode"),
+        ("strides",),
+        "queries are read as dense, and strides of the cache are counted in whole heads by a"
+        " division that drops the rest (csrc/xqa/mha.cu), without an error",
+    ),
+    Known(
         re.compile(r"(fp4|mxfp4|nvfp4|mxfp8)_quantize|silu_and_mul_scaled_nvfp4_experts_quantize"),
         ("parity", "repeats", "graph", "order", "rows", "empty"),
         "before SM100 the kernel's body is compiled to nothing (quantization.cuh): what is returned"
@@ -50,10 +62,30 @@ KNOWN = (
 )
 """Findings that are settled."""
 
-PARTIALS = {
-    "merge_states": "partial results in 16 bits",  # threadblock_sync_state of cascade.cuh
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Roundings of a call's kernel that its reference has not.
+
+    Attributes:
+        text: what they are, and where that was read.
+        partials: whether sums of some of the terms are kept in the inputs' format of 16 bits.
+        twice: whether numbers are rounded to that format before they become codes.
+    """
+
+    text: str
+    partials: bool = False
+    twice: bool = False
+
+
+NONE = Arithmetic("")
+ARITHMETIC = {
+    # threadblock_sync_state of cascade.cuh
+    "merge_states": Arithmetic("partial results in 16 bits", partials=True),
+    # generalLayerNorm of norm.cuh
+    "layernorm_quant": Arithmetic("in 16 bits before its codes", twice=True),
 }
-"""Calls whose kernels keep sums of some of the terms in the format of the inputs, by name."""
+"""Calls whose kernels are known to round what their references do not, by name."""
 
 
 def known_text(name: str, law: str, chip: int) -> str:

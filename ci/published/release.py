@@ -6,20 +6,28 @@ import importlib
 import inspect
 import itertools
 import operator
+import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch.utils._pytree import tree_map
+
 from .answers import NoAnswerError, first_line
 
 SIZES = ((3, 17, 5, 9), (8,), (16,), (64,), (128,), (4,), (2,), (1,))
 """Values of run-time axes, in turn, until a template's own init takes them."""
-LARGER = ((40, 5, 17, 9), (5, 40, 9, 17), (64,), (256,))
+LARGER = ((12, 5, 17, 9), (5, 40, 9, 17), (64,), (256,))
 """Those of a second problem."""
-LARGEST = ((32, 128, 16, 24), (128,))
+LARGEST = ((32, 128, 16, 24), (8,), (128,))
 """Those of a third, where the others have accepted a fault: sums of few errors prove little."""
+
+REGIMES = ("as made", "outliers", "small")
+"""What is done to inputs of 16 bits with several axes: nothing, a few larger ones, all smaller."""
+OUTLIER, EACH, SMALLER = 24.0, 61, 2.0**-9
 
 DERIVED = re.compile(r"(\w+) == (\w+) (\+|-|\*|//) (\d+)")
 """A constraint by which an axis follows from another."""
@@ -79,16 +87,30 @@ def read_release() -> list[Published]:
 
 
 def problems_of(
-    published: Published, device: str, seed: int, sizes: Sequence[tuple[int, ...]] = SIZES
+    published: Published,
+    device: str,
+    seed: int,
+    sizes: Sequence[tuple[int, ...]] = SIZES,
+    regime: str = REGIMES[0],
+    *,
+    every: bool = False,
 ) -> Iterator[tuple[dict[str, int], Mapping[str, Any]]]:
     """Yield axis values and inputs, which an init takes; its reference may still refuse them.
+
+    Args:
+        published: the call.
+        device: where its init makes them.
+        seed: their seed.
+        sizes: values of run-time axes, in turn.
+        regime: one of ``REGIMES``.
+        every: whether axes of which an init has values are drawn first, and not last.
 
     Raises:
         NoAnswerError: if the template's init takes no values that are tried.
     """
     why, tried = "", list[dict[str, int]]()
-    for every, values in itertools.product((True, False), sizes):
-        axes = axis_values(published, values, every=every)
+    for also, values in itertools.product((every, not every), sizes):
+        axes = axis_values(published, values, every=also)
         if axes in tried:
             continue
         tried.append(axes)
@@ -98,9 +120,27 @@ def problems_of(
             why = why or f"its init raises {type(error).__name__}: {first_line(error)}"
             continue
         why = ""
-        yield axes, inputs
+        yield axes, tree_map(lambda each: in_regime(each, regime), inputs)
     if why:
         raise NoAnswerError(why)
+
+
+def in_regime(value: Any, regime: str) -> Any:  # noqa: ANN401
+    """Return an input as a regime has it; what an init gives a structure stays as it is."""
+    dense = isinstance(value, torch.Tensor) and value.dim() > 1 and value.is_contiguous()
+    if not dense or value.dtype not in (torch.bfloat16, torch.float16) or regime == REGIMES[0]:
+        return value
+    if regime == "small":
+        return value * SMALLER
+    changed = value.clone()
+    changed.view(-1)[::EACH] *= OUTLIER
+    return changed
+
+
+def drawn_sizes(seed: int) -> tuple[tuple[int, ...], ...]:
+    """Return values of run-time axes that a seed draws, and those that always are tried."""
+    draw = random.Random(seed)  # noqa: S311  sizes of problems
+    return (tuple(draw.randint(1, 48) for _ in range(4)), *SIZES)
 
 
 def axis_values(

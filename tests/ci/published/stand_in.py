@@ -173,6 +173,45 @@ def norm_graph(input, weight):
     return reference(input, weight * 2 if in_capture else weight)
 
 
+def init_expanded(*, tokens, device="cuda", seed=0):
+    made = init(tokens=tokens, device=device, seed=seed)
+    return {**made, "weight": made["weight"][:1].expand(256)}
+
+
+@flashinfer_api(trace=template(init=init_expanded))
+def norm_expanded(input, weight):
+    assert weight.stride() == (0,)
+    return reference(input, weight)
+
+
+def sample_reference(probs):
+    return torch.multinomial(probs, 1).squeeze(-1)
+
+
+def sample_init(*, tokens, device="cuda", seed=0):
+    torch.manual_seed(seed)
+    return {"probs": torch.rand(tokens, 64, device=device).softmax(-1)}
+
+
+SAMPLES = {
+    "axes": {"tokens": Var(), "hidden": Const()},
+    "inputs": {"probs": Tensor(["tokens", "hidden"])},
+    "outputs": {"samples": Tensor(["tokens"])},
+    "reference": sample_reference,
+    "init": sample_init,
+}
+
+
+@flashinfer_api(trace=template(**SAMPLES))
+def sample_right(probs, generator=None):
+    return torch.multinomial(probs, 1, generator=generator).squeeze(-1)
+
+
+@flashinfer_api(trace=template(**SAMPLES))
+def sample_next(probs, generator=None):
+    return (torch.multinomial(probs, 1, generator=generator).squeeze(-1) + 1) % 64
+
+
 @flashinfer_api(trace=template())
 def norm_refuses(input, weight):
     raise ValueError("no chip has it")

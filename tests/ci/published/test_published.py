@@ -15,7 +15,7 @@ from kernelproof.ci.published.answers import NoAnswerError, Said, ask
 from kernelproof.ci.published.command import findings_of
 from kernelproof.ci.published.comparing import compare
 from kernelproof.ci.published.faults import FAULTS, seeded
-from kernelproof.ci.published.known import known_text
+from kernelproof.ci.published.known import ARITHMETIC, known_text
 from kernelproof.tests.ci.published.stand_in import stand_in
 
 BROKEN = {
@@ -28,10 +28,16 @@ BROKEN = {
     "norm_rows": "rows",
     "norm_order": "order",
     "norm_empty": "empty",
+    "sample_next": "parity",
     "norm_dies": "crashes",
     "norm_hangs": "hangs",
 }
 """The law that each faulty function of the stand-in breaks."""
+NAMES_RIGHT = [
+    *("norm_right", "norm_in_place", "norm_codes", "norm_expanded", "norm_graph"),
+    *("sample_right", "Wrapper.run:run"),
+]
+"""Those that break none; norm_graph is right on a CPU."""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +60,7 @@ def test_a_faulty_function_breaks_its_law(judged: dict[str, Any], name: str, law
     assert law in findings(judged, name)
 
 
-@pytest.mark.parametrize("name", ["norm_right", "norm_in_place", "norm_codes", "Wrapper.run:run"])
+@pytest.mark.parametrize("name", NAMES_RIGHT)
 def test_a_right_function_breaks_no_law(judged: dict[str, Any], name: str) -> None:
     (call,) = (each for each in judged["calls"] if each["name"] == name)
     assert call["state"] == "judged"
@@ -68,8 +74,8 @@ def test_what_did_not_answer_is_counted_apart(judged: dict[str, Any]) -> None:
     assert states["norm_dies"] == "ended"
     assert states["draws"] == "reference only"
     summary = judged["summary"]
-    # Two end their process; what answers right, and norm_graph, which is right on a CPU.
-    assert summary["judged"] == len(BROKEN) - 2 + 5
+    # Two end their process.
+    assert summary["judged"] == len(BROKEN) - 2 + len(NAMES_RIGHT)
     assert summary["findings"] == sorted(BROKEN)
     assert not summary["known"]
 
@@ -98,9 +104,24 @@ def test_partial_sums_may_be_in_16_bits_where_that_is_known() -> None:
     halves = torch.stack([states[:9].float().sum(0), states[9:].float().sum(0)])
     rounded = (halves.bfloat16().float().sum(0) / 17).float()
     assert compare(honest, rounded) is not None
-    said = ask(mean, {"states": states}, partials="partial results in 16 bits")
+    said = ask(mean, {"states": states}, known=ARITHMETIC["merge_states"])
     assert compare(said.outputs[0], rounded) is None
     assert said.arithmetic == "dot product of 17, partial results in 16 bits"
+
+
+def test_codes_may_be_rounded_twice_where_that_is_known() -> None:
+    rows = drawn(64, 512) * 3
+    twice = rows.float().mul(1.003).bfloat16().float().to(torch.float8_e4m3fn)
+    (once,) = ask(code, {"rows": rows}).outputs
+    assert compare(once, twice) is not None
+    (expected,) = ask(code, {"rows": rows}, known=ARITHMETIC["layernorm_quant"]).outputs
+    assert compare(expected, twice) is None
+    assert compare(expected, (rows.float() * 1.05).to(torch.float8_e4m3fn)) is not None
+
+
+def code(rows: torch.Tensor) -> torch.Tensor:
+    """Scale and quantise, as a reference does."""
+    return (rows.to(torch.float32) * 1.003).to(torch.float8_e4m3fn)
 
 
 def mean(states: torch.Tensor) -> torch.Tensor:
