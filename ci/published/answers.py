@@ -35,7 +35,7 @@ from .known import NONE, Arithmetic
 SAMPLES = 6
 """Disturbed evaluations of a reference."""
 MOST_LETTERS = 160
-"""Of an error's first line."""
+"""Letters kept of an error's first line."""
 PLACE = re.compile(r" at /\S+:\d+(?=:)")
 """The place in FlashInfer's sources that stands in front of what is wrong."""
 DISTANT = 4
