@@ -25,13 +25,15 @@ from ..binaries.flashinfer.asking import (
     DIES,
     NOT_ASKED,
     OUTCOMES,
+    Answer,
     Selection,
     ask_release,
 )
 from ..binaries.flashinfer.building import build_launcher
+from ..binaries.flashinfer.gemms import FAMILIES, find_gemms
 from ..binaries.flashinfer.kernels import KernelList, KernelListError, find_kernels, kernels_of
 from ..binaries.flashinfer.listing import LISTED, list_kernels
-from ..binaries.flashinfer.questions import can_be_asked, kinds
+from ..binaries.flashinfer.questions import BACKEND, MOE, OPERATIONS, can_be_asked, kinds
 from ..compile.generating import release_in
 from ..compile.nvcc import find_nvcc
 from ..console.errors import CONFORMING, NONCONFORMING, MachineError, UsageRefusedError
@@ -128,7 +130,7 @@ def select(
 
     Args:
         given: a version, a wheel or a folder, see ``sandbox``.
-        features: the kinds of call.
+        features: the kinds of call, all of attention or all of MoE.
         chips: the chips, of ``CHIPS``.
         tell: function that is called with a line of progress now and then.
 
@@ -137,14 +139,18 @@ def select(
         MachineError: its list of kernels cannot be had, or it cannot be asked.
     """
     release = release_in(sandbox(given, tell=tell))
-    kernels = find_kernels(release.folder, release.version, tell=tell)
+    operation = features[0].operation
+    if operation == MOE:
+        kernels = find_gemms(release.folder, release.version, FAMILIES[0], tell=tell)
+    else:
+        kernels = find_kernels(release.folder, release.version, tell=tell)
     try:
         nvcc = find_nvcc()
     except MachineError as error:
         tell(f"{error.message}; only the list of kernels is read, which is weaker evidence")
         listed = tuple(list_kernels(kernels, features, chips))
         return Selected(release.version, LISTED, kernels, listed)
-    build = build_launcher(release, kernels, nvcc, tell=tell)
+    build = build_launcher(release, kernels, nvcc, operation, tell=tell)
     found = ask_release(release, build, kernels, features, chips, tell=tell)
     return Selected(release.version, SELECTED, kernels, tuple(found), build.passed_bytes)
 
@@ -177,7 +183,8 @@ def _disagreement(
     kind: str, selection: Selection, decision: Decision, selected: Selected
 ) -> Disagreement:
     feature, rule = selection.feature, decision.ruling.rule
-    topic = f"trtllm-gen {feature.operation} {feature.phase}"
+    moe = feature.operation == MOE
+    topic = f"trtllm-gen {feature.operation} {feature.quantisation if moe else feature.phase}"
     where = f"{capability_name(selection.sm)} with flashinfer {selected.version}"
     says = _says(selection, selected.level)
     # What ends the host is counted, and not kept: nothing of a disagreement names the call.
@@ -249,7 +256,7 @@ def compare_binaries(
     found = disagreements(selected, book)
     fixes = list(same_bits(selected, found, book, tell=tell))
     out = console(sys.stdout)
-    if asked:
+    if len(features) == 1:
         _print_launches(out, selected)
     print_disagreements(out, found)
     for line in fixes:
@@ -265,7 +272,7 @@ def compare_binaries(
     _print_summary(out, selected, len(findings), len(found) - len(findings))
     content = {
         "schema": SCHEMA,
-        **selected.to_json(calls=bool(asked)),
+        **selected.to_json(calls=len(features) == 1),
         "disagreements": [each.to_json() for each in found],
         "same_bits": fixes,
     }
@@ -283,14 +290,16 @@ def misfit_text(selected: Selected, sm: int) -> str:
 
 
 def _features(asked: Mapping[str, Any]) -> list[Feature]:
-    if not asked:
-        return list(kinds())
+    operation = asked.get("operation", "")
+    if asked.keys() <= {"operation"} and operation in ("", MOE, *OPERATIONS):
+        return [each for each in kinds(operation) if operation in ("", each.operation)]
+    layout = {} if operation == MOE else {"kv_layout": "HND"}
     try:
-        feature = Feature(**{"backend": "trtllm-gen", "kv_layout": "HND", **asked})
+        feature = Feature(**{"backend": BACKEND, **layout, **asked})
     except ValueError as error:
         raise UsageRefusedError(str(error)) from error
     if not can_be_asked(feature):
-        message = f"--binaries cannot ask for {feature}: it asks trtllm-gen attention only"
+        message = f"--binaries cannot ask for {feature}: it asks {BACKEND} attention and MoE only"
         raise UsageRefusedError(message)
     return [feature]
 
@@ -360,21 +369,25 @@ def _print_launches(out: Console, selected: Selected) -> None:
         out.print(Text(title, "bold"), soft_wrap=True)
         shown: dict[str, list[str]] = {}
         for answer in each.answers:
-            kernel = selected.kernels.by_name.get(answer.kernel)
-            said = answer.error
-            if kernel is not None and selected.level == LISTED:
-                said = f"{kernel.name}, built for sm_{kernel.build}, sha256 {kernel.sha256[:16]}"
-            elif kernel is not None:
-                said = (
-                    f"{kernel.name}, built for sm_{kernel.build}, cluster {answer.cluster}, "
-                    f"{answer.shared:,} bytes of shared memory, sha256 {kernel.sha256[:16]}"
-                )
-            grid = f", grid {'x'.join(map(str, answer.grid))}" if answer.grid else ""
-            shown.setdefault(said, []).append(f"{answer.call}{grid}")
+            for launch in answer.launches:
+                grid = f", grid {'x'.join(map(str, launch.grid))}" if launch.grid else ""
+                said = _launched(launch, selected)
+                shown.setdefault(said, []).append(f"{answer.call}{grid}")
         for said, calls in shown.items():
             out.print(Text(f"  {said}"), soft_wrap=True)
             for call in calls:
                 out.print(Text(f"    {call}", "dim"), soft_wrap=True)
+
+
+def _launched(launch: Answer, selected: Selected) -> str:
+    """Return in words which kernel is launched, or why there is none."""
+    kernel = selected.kernels.by_name.get(launch.kernel)
+    if kernel is None:
+        return launch.error
+    said = f"{kernel.name}, built for sm_{kernel.build}, "
+    if selected.level != LISTED:
+        said += f"cluster {launch.cluster}, {launch.shared:,} bytes of shared memory, "
+    return f"{said}sha256 {kernel.sha256[:16]}"
 
 
 def _print_summary(out: Console, selected: Selected, findings: int, explained: int) -> None:

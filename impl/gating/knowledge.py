@@ -27,7 +27,7 @@ from ..targets.shape_checks import checked
 from ..targets.target import Target
 from .feature import Feature
 from .rules import CALLED, COMPILED, DECLARED, NOT_RUN, RIGHT, RUN, SELECTED, STATUSES, Rule
-from .selections import RUNS, Selections, read_selections
+from .selections import RUNS, Selections, part_of, read_selections
 
 MADE_AT_RUN_TIME = ("group_size", "page_size", "kv_layout")
 """Fields that a kernel takes as they come; the others make another kernel of it."""
@@ -87,7 +87,11 @@ def known(rule: Rule, feature: Feature, target: Target) -> list[Knowledge]:
         EvidenceError: a file of evidence cannot be read.
     """
     level, allows = rule.evidence, rule.effect == "allow"
-    if level == SELECTED and allows and not table().asked(target.sm, target.flashinfer):
+    if (
+        level == SELECTED
+        and allows
+        and not table().asked(feature.operation, target.sm, target.flashinfer)
+    ):
         level = DECLARED  # it says what other releases select
     said = Knowledge(
         level,
@@ -125,9 +129,9 @@ class Table:
     machines: set[Key] = field(default_factory=set)
     selections: dict[Key, Selections] = field(default_factory=dict)
 
-    def asked(self, sm: int | None, flashinfer: str | None) -> bool:
-        """Whether it is kept what a release selects on a chip."""
-        return (sm, flashinfer) in self.selections
+    def asked(self, operation: str, sm: int | None, flashinfer: str | None) -> bool:
+        """Whether it is kept what a release selects on a chip, of its attention or its MoE."""
+        return (part_of(operation), sm, flashinfer) in self.selections
 
     def agreeing(self, said: Knowledge, *, raises: bool = True) -> Iterator[Knowledge]:
         """Return what was seen of a call that a rule allows, or of what a rule refuses.
@@ -138,7 +142,7 @@ class Table:
                 out; of wrong values and hangs it says nothing.
         """
         where = said.sm, said.flashinfer
-        selections = self.selections.get(where)
+        selections = self.selections.get((part_of(said.feature.operation), *where))
         outcome = "" if selections is None else selections.outcome(said.feature)
         if outcome and (outcome == RUNS if said.supported else raises and outcome != RUNS):
             yield replace(
@@ -194,7 +198,7 @@ def table() -> Table:
         read_selections(path, EvidenceError) for path in files_of(EVIDENCE, "selected-*.json")
     ]
     found = table_of(compiled, last_seen(tried))
-    found.selections.update({(each.sm, each.flashinfer): each for each in selected})
+    found.selections.update({(each.part, each.sm, each.flashinfer): each for each in selected})
     return found
 
 

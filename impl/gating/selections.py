@@ -23,11 +23,24 @@ RUNS, RAISES, RAISES_FOR_SOME = "runs", "raises", "raises for some"
 LETTERS = {RUNS: "r", RAISES: "x", RAISES_FOR_SOME: "s"}
 ABSENT = "-"
 """The letter of a kind that is not kept."""
-FIXED = ("operation", "phase", "head_dim_qk", "head_dim_vo", "q_dtype", "kv_dtype")
-"""Fields that kinds of one group share."""
-AXES = ("page_size", "group_size", "query_len", "window", "mask")
+ATTENTION, MOE = "attention", "moe"
+"""Parts of a release that are asked one by one, each with a launcher of its own."""
+FIXED: Mapping[str, tuple[str, ...]] = {
+    ATTENTION: ("operation", "phase", "head_dim_qk", "head_dim_vo", "q_dtype", "kv_dtype"),
+    MOE: ("operation", "quantisation", "q_dtype"),
+}
+"""Fields that kinds of one group share, by part."""
+AXES: Mapping[str, tuple[str, ...]] = {
+    ATTENTION: ("page_size", "group_size", "query_len", "window", "mask"),
+    MOE: ("activation", "routing"),
+}
 """Fields in which kinds of a group differ; the last one changes first along the letters."""
 Key = tuple[Any, ...]
+
+
+def part_of(operation: str) -> str:
+    """Return the part of a release that has an operation."""
+    return MOE if operation == MOE else ATTENTION
 
 
 @dataclass(frozen=True)
@@ -45,15 +58,17 @@ class Group:
 
 @dataclass(frozen=True)
 class Selections:
-    """The outcomes of one release on one chip.
+    """The outcomes of one part of a release on one chip.
 
     Attributes:
+        part: ``ATTENTION`` or ``MOE``.
         sm: the chip.
         flashinfer: the release.
         artifact: the hash that names its kernels.
         groups: the kinds, by the values of ``FIXED``.
     """
 
+    part: str
     sm: int
     flashinfer: str
     artifact: str
@@ -61,11 +76,11 @@ class Selections:
 
     def outcome(self, feature: Feature) -> str:
         """Return what becomes of a kind of call; empty where it is not known."""
-        group = self.groups.get(_values(feature, FIXED))
+        group = self.groups.get(_values(feature, FIXED[self.part]))
         if group is None or feature != _plain(feature):
             return ""
         index = 0
-        for value, axis in zip(_values(feature, AXES), group.axes, strict=True):
+        for value, axis in zip(_values(feature, AXES[self.part]), group.axes, strict=True):
             if value not in axis:
                 return ""
             index = index * len(axis) + axis.index(value)
@@ -73,10 +88,11 @@ class Selections:
 
     def kinds(self) -> Iterator[tuple[Feature, str]]:
         """Yield each kind of call that is kept, with its outcome."""
+        names = (*FIXED[self.part], *AXES[self.part])
         for fixed, group in self.groups.items():
             for values, letter in zip(product(*group.axes), group.outcomes, strict=True):
                 if letter != ABSENT:
-                    fields = dict(zip((*FIXED, *AXES), (*fixed, *values), strict=True))
+                    fields = dict(zip(names, (*fixed, *values), strict=True))
                     yield _feature(fields), _WORDS[letter]
 
 
@@ -88,14 +104,16 @@ def _values(feature: Feature, names: Iterable[str]) -> Key:
 
 
 def _feature(fields: Mapping[str, Any]) -> Feature:
-    return Feature(**{"backend": "trtllm-gen", "kv_layout": "HND", **fields})
+    layout = {} if fields["operation"] == MOE else {"kv_layout": "HND"}
+    return Feature(**{"backend": "trtllm-gen", **layout, **fields})
 
 
 def _plain(feature: Feature) -> Feature:
     """Return the kind that was asked for a feature: only paged attention has a layout."""
-    fields = {name: getattr(feature, name) for name in (*FIXED, *AXES)}
+    part = part_of(feature.operation)
+    fields = {name: getattr(feature, name) for name in (*FIXED[part], *AXES[part])}
     plain = _feature(fields)
-    if feature.operation == "paged_attention":
+    if feature.operation in ("paged_attention", MOE):
         return plain
     return _feature({**fields, "kv_layout": feature.kv_layout})
 
@@ -103,18 +121,20 @@ def _plain(feature: Feature) -> Feature:
 def packed(
     sm: int, flashinfer: str, artifact: str, outcomes: Mapping[Feature, str]
 ) -> dict[str, Any]:
-    """Return outcomes as they are kept, JSON-able and sorted."""
+    """Return outcomes of one part as they are kept, JSON-able and sorted."""
+    part = part_of(next(iter(outcomes)).operation)
+    shared, varied = FIXED[part], AXES[part]
     groups: dict[Key, dict[Key, str]] = {}
     for feature, outcome in outcomes.items():
-        group = groups.setdefault(_values(feature, FIXED), {})
-        group[_values(feature, AXES)] = LETTERS[outcome]
+        group = groups.setdefault(_values(feature, shared), {})
+        group[_values(feature, varied)] = LETTERS[outcome]
     kinds = []
     for fixed, letters in sorted(groups.items()):
-        axes = [sorted({values[number] for values in letters}) for number in range(len(AXES))]
+        axes = [sorted({values[number] for values in letters}) for number in range(len(varied))]
         kinds.append(
             {
-                "fields": dict(zip(FIXED, fixed, strict=True)),
-                "axes": dict(zip(AXES, axes, strict=True)),
+                "fields": dict(zip(shared, fixed, strict=True)),
+                "axes": dict(zip(varied, axes, strict=True)),
                 "outcomes": "".join(letters.get(values, ABSENT) for values in product(*axes)),
             }
         )
@@ -144,12 +164,13 @@ def read_selections(path: Path, error: type[ValueError]) -> Selections:
         return KeptSelections
 
     checked(data, schema, path, error)
+    part = part_of(data["kinds"][0]["fields"]["operation"])
     groups = {}
     for number, kind in enumerate(data["kinds"]):
-        axes = tuple(tuple(kind["axes"][name]) for name in AXES)
+        axes = tuple(tuple(kind["axes"][name]) for name in AXES[part])
         letters = kind["outcomes"]
         if len(letters) != prod(map(len, axes)) or set(letters) - {*_WORDS, ABSENT}:
             message = f"{path}: kinds[{number}].outcomes is not a letter a combination of its axes"
             raise error(message)
-        groups[tuple(kind["fields"][name] for name in FIXED)] = Group(axes, letters)
-    return Selections(data["sm"], data["flashinfer"], data["artifact"], groups)
+        groups[tuple(kind["fields"][name] for name in FIXED[part])] = Group(axes, letters)
+    return Selections(part, data["sm"], data["flashinfer"], data["artifact"], groups)

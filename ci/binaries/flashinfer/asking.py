@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from ...releases.sandboxes import quietly
 from ...releases.subprocess_runner import run_to_end
 from .building import Build
 from .kernels import KernelList
-from .questions import Call, calls_of
+from .questions import AnyCall, calls_of
 
 CHIPS: Mapping[int, int] = {100: 148, 103: 148}
 """Multiprocessors by chip. The selection counts how many clusters fit into them."""
@@ -35,9 +35,9 @@ SHARED_MEMORY = 232448
 DIES, NOT_ASKED = "host dies", "not asked"
 OUTCOMES = (RUNS, RAISES, RAISES_FOR_SOME, DIES, NOT_ASKED)
 """What becomes of a kind of call: all of its calls launch a kernel; none does; some do not; the
-process ends in the selection; the release lacks a module that this machine does not have."""
-LACKS = ("ModuleNotFoundError: ", "ImportError: ")
-"""Begins of errors that say what the machine lacks, and nothing of the release."""
+process ends in the selection; this machine lacks a module, or the GPU whose tensors it wants."""
+LACKS = re.compile(r"(ModuleNotFound|Import)Error: |.* must be a CUDA tensor")
+"""Errors that say what the machine lacks, and nothing of the release."""
 DEADLINE_SECONDS = 1200.0
 """Most seconds of one process, over all kinds that it is asked about."""
 LAUNCHER_ERROR = re.compile(r"Error in function '(\w+)' at [^:]*:\d+: ")
@@ -59,9 +59,10 @@ class Answer:
         shared: dynamic shared memory in bytes.
         reduces: whether a second kernel merges the parts of split keys.
         error: the release's own error, or what the chip's limits refuse; empty where it runs.
+        before: of a MoE, what the call launches before: its first GEMM.
     """
 
-    call: Call
+    call: AnyCall
     kernel: str = ""
     grid: tuple[int, ...] = ()
     cluster: int = 0
@@ -69,6 +70,12 @@ class Answer:
     shared: int = 0
     reduces: bool = False
     error: str = ""
+    before: tuple[Answer, ...] = ()
+
+    @property
+    def launches(self) -> tuple[Answer, ...]:
+        """All precompiled kernels that the call launches, in their order."""
+        return (*self.before, self)
 
 
 @dataclass(frozen=True)
@@ -97,7 +104,7 @@ class Selection:
         """What becomes of the kind, of ``OUTCOMES``."""
         if not self.answers:
             return NOT_ASKED if self.signal == signals.SIGALRM else DIES
-        if any(each.error.startswith(LACKS) for each in self.answers):
+        if any(LACKS.match(each.error) for each in self.answers):
             return NOT_ASKED
         if not self.raised:
             return RUNS
@@ -106,7 +113,8 @@ class Selection:
     @property
     def kernels(self) -> tuple[str, ...]:
         """The names of the kernels that are launched."""
-        return tuple(dict.fromkeys(each.kernel for each in self.answers if each.kernel))
+        launches = (each for answer in self.answers for each in answer.launches)
+        return tuple(dict.fromkeys(each.kernel for each in launches if each.kernel))
 
     @property
     def error(self) -> str:
@@ -123,7 +131,9 @@ def ask_release(
     *,
     tell: Callable[[str], None] = quietly,
 ) -> list[Selection]:
-    """Ask a release about kinds of calls on chips, each chip in processes of its own.
+    """Ask a release about kinds of calls, all of attention or all of MoE, on chips.
+
+    Each chip is asked about in processes of its own.
 
     Raises:
         HostError: the release cannot be imported, or its launcher cannot be loaded.
@@ -172,6 +182,7 @@ def _ask(
     folder.mkdir()
     calls = [calls_of(feature) for feature in features]
     request = {
+        "operation": features[0].operation,
         "sm": sm,
         "multiprocessors": CHIPS[sm],
         "shared_memory": SHARED_MEMORY,
@@ -200,13 +211,17 @@ def _ask(
         message = shortened(f"flashinfer {release.version} cannot be asked on SM{sm}: {reason}")
         raise HostError(message)
     return [
-        _selection(feature, sm, each, json.loads(line))
+        _selection(feature, sm, each, json.loads(line), kernels)
         for feature, each, line in zip(features, calls, lines, strict=True)
     ]
 
 
 def _selection(
-    feature: Feature, sm: int, calls: Sequence[Call], found: Sequence[Mapping[str, Any]]
+    feature: Feature,
+    sm: int,
+    calls: Sequence[AnyCall],
+    found: Sequence[Mapping[str, Any]],
+    kernels: KernelList,
 ) -> Selection:
     if "died" in found[0]:
         return Selection(feature, sm, (), found[0]["died"])
@@ -215,8 +230,24 @@ def _selection(
         if "error" in each:
             answers.append(Answer(call, error=plain_error(each["error"])))
         else:
-            answers.append(Answer(call, **{**each, "grid": tuple(each["grid"])}))
+            before = tuple(_launched(call, one) for one in each.get("before", ()))
+            answers.append(held(replace(_launched(call, each), before=before), sm, kernels))
     return Selection(feature, sm, tuple(answers))
+
+
+def held(answer: Answer, sm: int, kernels: KernelList) -> Answer:
+    """Return an answer as the chip would give it, which loads no kernel of another chip."""
+    for launch in answer.launches:
+        kernel = kernels.by_name.get(launch.kernel)
+        if kernel is not None and not kernel.runs_on(sm):
+            error = f"the launcher takes {kernel.name}, which is built for sm_{kernel.build}"
+            return Answer(answer.call, error=error)
+    return answer
+
+
+def _launched(call: AnyCall, found: Mapping[str, Any]) -> Answer:
+    fields = {name: value for name, value in found.items() if name != "before"}
+    return Answer(call, **{**fields, "grid": tuple(found["grid"])})
 
 
 def plain_error(error: str) -> str:

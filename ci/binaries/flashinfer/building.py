@@ -1,4 +1,4 @@
-"""Builds the launcher of a FlashInfer release against a CUDA driver that records.
+"""Builds the launchers of a FlashInfer release against a CUDA driver that records.
 
 The sources are the release's own, unchanged, with its own list of kernels. What is built is kept by
 release, list and compiler.
@@ -25,23 +25,20 @@ from ...compile.nvcc import Nvcc, first_error, without_paths
 from ...console.errors import MachineError
 from ...releases.sandboxes import cache_folder, quietly
 from ...releases.subprocess_runner import run_to_end
-from .kernels import HEADER, PLACE, KernelList
+from .kernels import KernelList
+from .recipes import Recipe, recipe_of
 
 DRIVER_SOURCE = Path(__file__).with_name("recording_driver.cpp")
 DRIVER, LAUNCHER = "librecording.so", "launcher.so"
 """Names of the two libraries of a build."""
-SOURCES = ("trtllm_fmha_kernel_launcher.cu", "fmhaReduction.cu")
-"""The sources of FlashInfer's module of trtllm-gen attention."""
-PARAMETERS = Path(__file__).with_name("parameter_struct.cu")
-"""Our own source beside them."""
 _PARAMETERS = "kernelproof_parameters"
-UNUSED_HEADERS = ("nvrtc.h", "cublasLt.h", "cublas_v2.h")
-"""Headers that the launcher includes without a use: empty ones serve where CUDA is not whole."""
 FLAGS = (
     *("-std=c++17", "-O1", "-w", "-cudart", "none", "-Xcompiler", "-fPIC"),
     *("-gencode", "arch=compute_100a,code=compute_100a"),
 )
-"""Flags of both sources. Code for the device never runs, and so stays PTX."""
+"""Flags of all sources. Code for the device never runs, and so stays PTX."""
+COMPILERS = 2
+"""Compilers at a time: the largest source takes half of the time, and about 1 GB."""
 HOST = ("g++", "-std=c++17", "-O2", "-fPIC", "-shared")
 """The command that makes a library of the host's code."""
 _MISSING = re.compile(r"undefined reference to [`'](\w+)")
@@ -60,30 +57,39 @@ class Build:
 
     @cached_property
     def passed_bytes(self) -> int:
-        """Bytes of parameters that the launcher passes to each attention kernel."""
+        """Bytes of parameters that the launcher passes to each attention kernel; 0 of MoE."""
         with self.launcher.open("rb") as file:
             symbols: Any = ELFFile(file).get_section_by_name(".dynsym")
-            return int(symbols.get_symbol_by_name(_PARAMETERS)[0]["st_size"])
+            found = symbols.get_symbol_by_name(_PARAMETERS)
+            return int(found[0]["st_size"]) if found else 0
 
 
 def build_launcher(
     release: Release,
     kernels: KernelList,
     nvcc: Nvcc,
+    operation: str = "",
     *,
     tell: Callable[[str], None] = quietly,
 ) -> Build:
     """Build the launcher of a release, unless it was built before.
 
+    Args:
+        release: the release.
+        kernels: its list of the kernels that the launcher launches.
+        nvcc: the compiler.
+        operation: ``"moe"``; any other is attention.
+        tell: function that is called with a line of progress now and then.
+
     Raises:
         BuildError: a compiler fails, or TVM-FFI is not installed.
     """
-    driver = build_driver(nvcc)
+    driver, recipe = build_driver(nvcc), recipe_of(operation, release, kernels)
 
     def build(into: Path) -> None:
-        _build_launcher(release, kernels, nvcc, driver, into, tell)
+        _build_launcher(recipe, nvcc, driver, into, tell)
 
-    name = f"{release.version}-{_key(release, kernels, nvcc)}"
+    name = f"{release.version}-{_key(recipe, nvcc)}"
     return Build(kept_library(name, LAUNCHER, build), driver)
 
 
@@ -113,14 +119,11 @@ def _driver_key(nvcc: Nvcc) -> str:
     return hashlib.sha256(nvcc.version.encode() + DRIVER_SOURCE.read_bytes()).hexdigest()[:16]
 
 
-def _key(release: Release, kernels: KernelList, nvcc: Nvcc) -> str:
+def _key(recipe: Recipe, nvcc: Nvcc) -> str:
     """Return a hash of all that a launcher is made of."""
-    digest = hashlib.sha256(f"{nvcc.version} {_tvm_ffi_version()} {FLAGS} {HOST}".encode())
-    digest.update(PARAMETERS.read_bytes())
-    data = release.folder / "flashinfer" / "data"
-    sources = [data / "csrc" / name for name in SOURCES]
-    sources += sorted([*(data / "include").rglob("*.*h"), *(data / "csrc").rglob("*.h*")])
-    for source in (kernels.folder / HEADER, *sources):
+    words = (nvcc.version, _tvm_ffi_version(), FLAGS, HOST, recipe.flags, recipe.stubs)
+    digest = hashlib.sha256(str(words).encode())
+    for source in (*recipe.headers, *recipe.sources):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -132,30 +135,24 @@ def _build_driver(nvcc: Nvcc, into: Path) -> None:
 
 
 def _build_launcher(
-    release: Release,
-    kernels: KernelList,
-    nvcc: Nvcc,
-    driver: Path,
-    into: Path,
-    tell: Callable[[str], None],
+    recipe: Recipe, nvcc: Nvcc, driver: Path, into: Path, tell: Callable[[str], None]
 ) -> None:
-    stubs = into / "stubs"
-    stubs.mkdir()
-    for name in UNUSED_HEADERS:
-        (stubs / name).touch()
-    data, ffi = release.folder / "flashinfer" / "data", _tvm_ffi()
+    stubs, links = into / "stubs", into / "links"
+    for folder in (stubs, links):
+        folder.mkdir()
+    for name, text in recipe.stubs.items():
+        (stubs / name).write_text(text, encoding="utf-8")
+    for name, target in recipe.links.items():
+        (links / name).parent.mkdir(parents=True)
+        (links / name).symlink_to(target, target_is_directory=True)
+    ffi, sources = _tvm_ffi(), recipe.sources
     includes = [
-        *(f"-I{data / 'cccl' / part}" for part in ("libcudacxx/include", "cub", "thrust")),
-        *(f"-I{data / part}" for part in ("include", "csrc", "cutlass/include")),
-        f"-I{kernels.folder}",
+        *(f"-I{folder}" for folder in (*recipe.includes, links)),
         *("-isystem", str(ffi / "include"), "-isystem", str(stubs)),
-        f'-DTLLM_GEN_FMHA_CUBIN_PATH="{kernels.artifact}/{PLACE}/"',
-        '-DTLLM_GEN_FMHA_METAINFO_HASH=""',
+        *recipe.flags,
     ]
-    sources = [*(data / "csrc" / name for name in SOURCES), PARAMETERS]
-    objects = [str(into / f"{source.name}.o") for source in sources]
-    work = Work(tell)
-    title = f"building the launcher of flashinfer {release.version} (about a minute, once)"
+    objects = [str(into / f"{number}-{each.name}.o") for number, each in enumerate(sources)]
+    work, title = Work(tell), f"building {recipe.title} ({recipe.takes}, once)"
 
     def compile_one(source: Path, target: str) -> None:
         with work.shown(source.name):
@@ -164,7 +161,7 @@ def _build_launcher(
             )
 
     work.say(title)
-    pool = ThreadPoolExecutor(len(SOURCES))
+    pool = ThreadPoolExecutor(COMPILERS)
     try:
         futures = [
             pool.submit(compile_one, source, target)
@@ -175,11 +172,30 @@ def _build_launcher(
     finally:
         work.stop.set()
         pool.shutdown(cancel_futures=True)
+    if recipe.left_out:
+        objects.append(_stand_ins(objects, recipe.left_out, into))
     # A symbol of CUDA that the driver lacks is an error here, not in the middle of a question.
     link = [*HOST, *objects, str(driver), f"-L{ffi / 'lib'}", "-ltvm_ffi", "-Wl,-z,defs"]
     link += [f"-Wl,-rpath,{ffi / 'lib'}", "-o", str(into / LAUNCHER)]
     run_compiler(link, into, Work(quietly))
-    work.say(f"built the launcher of flashinfer {release.version}")
+    work.say(f"built {recipe.title}")
+
+
+def _stand_ins(objects: Sequence[str], begins: tuple[str, ...], into: Path) -> str:
+    """Compile functions that do nothing, for symbols that no object has and that begin so."""
+    wanted, there = set[str](), set[str]()
+    for name in objects:
+        with Path(name).open("rb") as file:
+            table: Any = ELFFile(file).get_section_by_name(".symtab")
+            for symbol in table.iter_symbols():
+                undefined = symbol["st_shndx"] == "SHN_UNDEF"
+                (wanted if undefined else there).add(symbol.name)
+    names = sorted(each for each in wanted - there if each.startswith(begins))
+    source, target = into / "stand-ins.cpp", str(into / "stand-ins.o")
+    text = "".join(f'extern "C" void {name}() {{}}\n' for name in names)
+    source.write_text(text, encoding="utf-8")
+    run_compiler([*HOST[:-1], "-c", str(source), "-o", target], into, Work(quietly))
+    return target
 
 
 def run_compiler(command: Sequence[str], folder: Path, work: Work, what: str = "launcher") -> None:

@@ -23,6 +23,8 @@ from typing import Any, Protocol
 
 import torch
 
+from .experts import ENUMS, FUNCTIONS, NoMemberError, moe_arguments
+
 DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -45,6 +47,8 @@ MOST_KEPT_TENSORS = 4000
 DECODE, CONTEXT, RAGGED, LATENT = "decode", "context", "ragged", "latent"
 DOWNLOADERS = ("get_artifact", "get_cubin", "load_cubin", "download_file")
 """Functions of FlashInfer that fetch kernels, all of which are replaced."""
+LAUNCH = ("grid", "block", "cluster", "shared")
+"""What is said of each launch of a precompiled kernel."""
 Answer = dict[str, Any]
 
 
@@ -78,16 +82,23 @@ class RecordingDriver:
 
 
 class Host:
-    """A release's functions for attention over a driver that records.
+    """A release's functions for attention, or for MoE, over a driver that records.
 
     Attributes:
-        functions: the functions by kind: ``DECODE``, ``CONTEXT``, ``RAGGED``, ``LATENT``.
+        functions: the functions by kind, ``DECODE``, ``CONTEXT``, ``RAGGED``, ``LATENT``; those for
+            MoE by their names.
         driver: what records their launches.
         missing: names of kernels that were wanted and are not shipped, of the last call.
     """
 
-    def __init__(self, functions: Mapping[str, Callable[..., Any]], driver: Driver) -> None:
+    def __init__(
+        self,
+        functions: Mapping[str, Callable[..., Any]],
+        driver: Driver,
+        enums: Mapping[str, Any] | None = None,
+    ) -> None:
         self.functions, self.driver = functions, driver
+        self._enums = enums or {}
         self.missing: list[str] = []
         self._parameters = {
             name: set(inspect.signature(inspect.unwrap(each)).parameters)
@@ -103,10 +114,13 @@ class Host:
             feature: fields of the kind of call.
             call: its batch, lengths and number of KV heads.
         """
-        kind, arguments = self._arguments(feature, call)
         self.driver.clear()
         self.missing.clear()
         error = ""
+        try:
+            kind, arguments = self._arguments(feature, call)
+        except NoMemberError as lacking:
+            return {"error": str(lacking)}
         try:
             self.functions[kind](**arguments)
         except Exception as raised:  # noqa: BLE001  the release's answer, whatever it is
@@ -119,16 +133,18 @@ class Host:
         if error or refused or not launched:
             reasons = [error, *(f"the driver refuses {each}" for each in refused)]
             return {"error": "; ".join(filter(None, reasons)) or "nothing was launched"}
-        last = launched[-1]
-        return {
-            "kernel": last["launch"],
-            **{name: last[name] for name in ("grid", "block", "cluster", "shared")},
-            "reduces": any("reduction" in entry for entry in log),
-        }
+        *before, last = (
+            {"kernel": each["launch"], **{name: each[name] for name in LAUNCH}} for each in launched
+        )
+        # A MoE's own kernels route and add up: only attention's merge parts.
+        reduces = feature["operation"] != "moe" and any("reduction" in entry for entry in log)
+        return {**last, "reduces": reduces, **({"before": before} if before else {})}
 
     def _arguments(
         self, feature: Mapping[str, Any], call: Mapping[str, int]
     ) -> tuple[str, dict[str, Any]]:
+        if feature["operation"] == "moe":
+            return moe_arguments(self._tensor, feature, call, self._enums)
         if feature["operation"] == "mla":
             return LATENT, self._latent(feature, call)
         if feature["operation"] == "ragged_attention":
@@ -140,7 +156,10 @@ class Host:
         """Return a tensor of a shape, with any values: nothing reads them."""
         if len(self._tensors) > MOST_KEPT_TENSORS:
             self._tensors.clear()
-        return self._tensors.setdefault((shape, dtype), torch.empty(shape, dtype=dtype))
+        found = self._tensors.get((shape, dtype))
+        if found is None:
+            found = self._tensors[shape, dtype] = torch.empty(shape, dtype=dtype)
+        return found
 
     def _int32(self, *shape: int) -> torch.Tensor:
         return self._tensor(*shape, dtype=torch.int32)
@@ -247,17 +266,17 @@ def open_host(request: Mapping[str, Any]) -> Host:
     """Import the release that is first on the path, and put the recording driver under it.
 
     Args:
-        request: chip (``sm``, ``multiprocessors``, ``shared_memory``), libraries (``driver``,
-            ``launcher``), and the names of the kernels that are ``shipped``.
+        request: ``operation``, of which only MoE is apart; chip (``sm``, ``multiprocessors``,
+            ``shared_memory``), libraries (``driver``, ``launcher``), and the names of the kernels
+            that are ``shipped``.
     """
     chip = (request[name] for name in ("sm", "multiprocessors", "shared_memory"))
     driver = RecordingDriver(request["driver"], *chip)
     # Imported behind the driver, and only here: this process is for one release.
-    import flashinfer.decode
-    import flashinfer.mla
-    import flashinfer.prefill
     import tvm_ffi
 
+    part = _experts if request["operation"] == "moe" else _attention
+    functions, enums = part()
     shipped = set(request["shipped"])
     missing: list[str] = []
 
@@ -279,6 +298,7 @@ def open_host(request: Mapping[str, Any]) -> Host:
     replaced: dict[str, Any] = {
         **dict.fromkeys(DOWNLOADERS, artifact),
         "gen_trtllm_gen_fmha_module": lambda *_: Module(),
+        "gen_trtllm_gen_fused_moe_sm100_module": lambda *_: Module(),
         "get_compute_capability": lambda _device: divmod(request["sm"], 10),
         "get_device_sm_count": lambda _device: request["multiprocessors"],
         "device_support_pdl": lambda _device: True,
@@ -287,17 +307,35 @@ def open_host(request: Mapping[str, Any]) -> Host:
     for module in [each for name, each in sys.modules.items() if name.startswith("flashinfer")]:
         for name in replaced.keys() & vars(module).keys():
             setattr(module, name, replaced[name])
-    host = Host(
-        {
-            DECODE: flashinfer.decode.trtllm_batch_decode_with_kv_cache,
-            CONTEXT: flashinfer.prefill.trtllm_batch_context_with_kv_cache,
-            RAGGED: flashinfer.prefill.trtllm_ragged_attention_deepseek,
-            LATENT: flashinfer.mla.trtllm_batch_decode_with_kv_cache_mla,
-        },
-        driver,
-    )
+    host = Host(functions, driver, enums)
     host.missing = missing
     return host
+
+
+Part = tuple[dict[str, Callable[..., Any]], dict[str, Any]]
+"""Functions of a release, and enums that their arguments need."""
+
+
+def _attention() -> Part:
+    import flashinfer.decode
+    import flashinfer.mla
+    import flashinfer.prefill
+
+    functions = {
+        DECODE: flashinfer.decode.trtllm_batch_decode_with_kv_cache,
+        CONTEXT: flashinfer.prefill.trtllm_batch_context_with_kv_cache,
+        RAGGED: flashinfer.prefill.trtllm_ragged_attention_deepseek,
+        LATENT: flashinfer.mla.trtllm_batch_decode_with_kv_cache_mla,
+    }
+    return functions, {}
+
+
+def _experts() -> Part:
+    import flashinfer.fused_moe.core as moe
+    import flashinfer.tllm_enums as tables
+
+    functions = {name: getattr(moe, name) for name in set(FUNCTIONS.values())}
+    return functions, {name: getattr(tables, name) for name in ENUMS}
 
 
 Cell = tuple[Mapping[str, Any], Sequence[Mapping[str, int]]]

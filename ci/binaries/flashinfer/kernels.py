@@ -115,7 +115,7 @@ class KernelList:
     @cached_property
     def shipped(self) -> Mapping[str, str]:
         """Hashes of the kernels' files by entry point; an empty one where it was not computed."""
-        place = f"{self.artifact}/{PLACE}/"
+        place = f"{self.folder.parent.relative_to(self.root).as_posix()}/"
         record = next(self.root.parent.parent.glob(KERNELS_PACKAGE.metadata + "/RECORD"), None)
         if record is None:
             return {file.stem: "" for file in (self.root / place).glob("*.cubin")}

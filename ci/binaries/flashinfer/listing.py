@@ -6,12 +6,13 @@ and may take one of other types than those that it is called with.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from ....impl.gating import Feature
 from .asking import Answer, Selection
 from .kernels import Kernel, KernelList
-from .questions import calls_of
+from .questions import MOE, calls_of
 
 LISTED = "listed"
 """The level of such an answer, below all levels of evidence."""
@@ -27,13 +28,40 @@ SEPARATE, PAGED = "0", "2"
 CONTEXT = "0"
 """The kernel type of prefill: FlashInfer's ``FmhaKernelType``."""
 ABSENT = "the list has no kernel of these types and head dims for this chip"
+MOE_TYPES = {
+    "none": "Bfloat16Bfloat16",
+    "fp8_per_tensor": "E4m3E4m3",
+    "fp8_block": "E4m3E4m3",
+    "mxfp8": "MxE4m3MxE4m3",
+    "nvfp4": "E2m1E2m1",
+    "mxfp4": "MxE2m1Bfloat16",
+    "mxfp8_mxfp4": "MxE2m1MxE4m3",
+}
+"""Types of weights and hidden states in the names of GEMMs, by the quantisation of the weights."""
+MOE_ACTIVATIONS = {
+    "swiglu": "swiGlu",
+    "swiglu_oai": "swiGlu",
+    "geglu": "geGlu",
+    "relu2": "relu2",
+    "identity": "",
+}
+"""What the names of first GEMMs say of their activation."""
+MOE_BLOCKS = "dsFp8"
+"""In names of GEMMs with DeepSeek's scales of blocks, of which SwiGLU is a kernel of its own."""
+_GEMM = re.compile(r"bmm_[^_]+_(\w+?)_Fp32_")
 Key = tuple[int, str, str, str, str, str, bool]
 
 
 def list_kernels(
     kernels: KernelList, features: Sequence[Feature], chips: Sequence[int]
 ) -> Iterator[Selection]:
-    """Yield for each kind of call and chip whether some kernel is listed for it."""
+    """Yield for each kind of call and chip whether some kernel is listed for it.
+
+    All kinds are of attention, or all of MoE.
+    """
+    if any(each.operation == MOE for each in features):
+        yield from _list_gemms(kernels, features, chips)
+        return
     listed: dict[Key, Kernel] = {}
     for sm in chips:
         for kernel in kernels.kernels:
@@ -41,10 +69,37 @@ def list_kernels(
                 listed.setdefault(_offered(kernel, sm), kernel)
     for sm in chips:
         for feature in features:
-            found = listed.get(_wanted(feature, sm))
-            call = calls_of(feature)[0]
-            answer = Answer(call, kernel=found.name) if found else Answer(call, error=ABSENT)
-            yield Selection(feature, sm, (answer,))
+            yield _said(feature, sm, listed.get(_wanted(feature, sm)))
+
+
+def _said(feature: Feature, sm: int, found: Kernel | None) -> Selection:
+    call = calls_of(feature)[0]
+    answer = Answer(call, kernel=found.name) if found else Answer(call, error=ABSENT)
+    return Selection(feature, sm, (answer,))
+
+
+def _list_gemms(
+    kernels: KernelList, features: Sequence[Feature], chips: Sequence[int]
+) -> Iterator[Selection]:
+    """Yield the same of MoE: whether a first GEMM of its types and activation is listed."""
+    for sm in chips:
+        here = [each for each in kernels.kernels if each.runs_on(sm)]
+        for feature in features:
+            found = next((each for each in here if _multiplies(each.name, feature)), None)
+            yield _said(feature, sm, found)
+
+
+def _multiplies(name: str, feature: Feature) -> bool:
+    types, activation = _GEMM.match(name), MOE_ACTIVATIONS.get(feature.activation)
+    if types is None or types[1] != MOE_TYPES[feature.quantisation] or activation is None:
+        return False
+    blocks = feature.quantisation == "fp8_block"
+    if (MOE_BLOCKS in name) != blocks:
+        return False
+    if blocks:
+        return activation == "swiGlu"
+    said = next((each for each in MOE_ACTIVATIONS.values() if each and each in name), "")
+    return feature.q_dtype != "float16" and said == activation
 
 
 def _offered(kernel: Kernel, sm: int) -> Key:

@@ -15,6 +15,8 @@ from ....impl.gating import Feature
 
 BACKEND = "trtllm-gen"
 OPERATIONS = ("paged_attention", "ragged_attention", "mla")
+"""The operations of attention."""
+MOE = "moe"
 HALF, BRAIN, EIGHT, FOUR = "float16", "bfloat16", "float8_e4m3fn", "nvfp4"
 SAME = ((BRAIN, BRAIN), (HALF, HALF), (EIGHT, EIGHT))
 PAIRS = (*SAME, (EIGHT, FOUR), (BRAIN, EIGHT), (HALF, EIGHT), (BRAIN, FOUR))
@@ -24,6 +26,31 @@ RAGGED_HEAD_DIMS = ((192, 128), (128, 128), (64, 64), (256, 256))
 LATENT_HEAD_DIMS = ((576, 512), (320, 256))
 LATENT_HEADS = (1, 2, 4, 8, 16, 20, 24, 32, 40, 48, 64, 80, 96, 112, 128)
 """Numbers of heads of latent attention, for which the kernels' tiles decide."""
+ACTIVATIONS = ("swiglu", "swiglu_oai", "geglu", "silu", "gelu", "relu", "relu2", "identity")
+ROUTINGS = (
+    *("default", "renormalize", "renormalize_naive", "deepseek_v3", "llama4", "topk"),
+    *("sigmoid", "sigmoid_renorm", "minimax2"),
+)
+HIDDEN = {
+    "none": HALF,
+    "fp8_per_tensor": EIGHT,
+    "fp8_block": EIGHT,
+    "mxfp8": "mxfp8",
+    "nvfp4": FOUR,
+    "mxfp4": BRAIN,
+    "mxfp8_mxfp4": "mxfp8",
+}
+"""Dtypes of hidden states beside bfloat16, by the quantisations of a MoE's weights for which
+trtllm-gen has a function. bfloat16 stands for the dtype of the kernels: engines quantise before."""
+MOE_TOKENS = (1, 64, 4096)
+MOE_SIZES = (
+    (8, 2, 4096, 1792),
+    (128, 8, 2048, 768),
+    (256, 8, 7168, 2048),
+)
+"""Experts, experts a token, hidden and intermediate size, as in Mixtral, Qwen3 and DeepSeek-V3."""
+MOST_LOCAL_EXPERTS = 32
+"""Experts of one rank: more are spread over ranks."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +75,47 @@ class Call:
         return f"{words}, {self.kv_heads} KV heads"
 
 
+@dataclass(frozen=True)
+class MoeCall:
+    """One call of a kind of MoE.
+
+    Attributes:
+        tokens: number of tokens.
+        num_experts: experts over all ranks.
+        local_experts: experts of the rank that is asked about.
+        top_k: experts a token.
+        hidden_size, intermediate_size: channels of a token, and of an expert's inner layer.
+    """
+
+    tokens: int
+    num_experts: int
+    local_experts: int
+    top_k: int
+    hidden_size: int
+    intermediate_size: int
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        here = f", {self.local_experts} of them here" * (self.local_experts < self.num_experts)
+        return (
+            f"{self.tokens} tokens, {self.num_experts} experts{here}, top {self.top_k}, "
+            f"{self.hidden_size} x {self.intermediate_size} channels"
+        )
+
+
+AnyCall = Call | MoeCall
+
+
 def can_be_asked(feature: Feature) -> bool:
-    """Whether the API of trtllm-gen attention has arguments for a kind of call."""
+    """Whether the API of trtllm-gen attention or MoE has arguments for a kind of call."""
+    if feature.operation == MOE:
+        return (
+            feature.backend == BACKEND
+            and feature.q_dtype in (BRAIN, HIDDEN.get(feature.quantisation))
+            and feature.quantisation in HIDDEN
+            and feature.activation in ACTIVATIONS
+            and feature.routing in ROUTINGS
+        )
     return (
         feature.operation in OPERATIONS
         and feature.backend == BACKEND
@@ -62,8 +128,10 @@ def can_be_asked(feature: Feature) -> bool:
     )
 
 
-def calls_of(feature: Feature) -> tuple[Call, ...]:
+def calls_of(feature: Feature) -> tuple[AnyCall, ...]:
     """Return the calls that a kind is asked by."""
+    if feature.operation == MOE:
+        return tuple(_moe_calls(feature))
     tokens = feature.query_len
     if feature.operation == "mla":
         # From 33 heads on, whether there is a kernel depends on the batch and on the length.
@@ -79,8 +147,24 @@ def calls_of(feature: Feature) -> tuple[Call, ...]:
     return tuple(Call(batch, tokens, keys, heads) for batch, keys, heads in shapes)
 
 
-def kinds() -> Iterator[Feature]:
-    """Yield all kinds of call that a release is asked about."""
+def _moe_calls(feature: Feature) -> Iterator[MoeCall]:
+    """Yield the calls of a kind of MoE: sizes that it states are those of all of them."""
+    stated = (feature.num_experts, feature.top_k, feature.hidden_size, feature.intermediate_size)
+    top_k = 1 if feature.routing == "llama4" else 0
+    sizes = dict.fromkeys(
+        tuple(mine or each for mine, each in zip(stated, usual, strict=True))
+        for usual in ((each[0], top_k or each[1], *each[2:]) for each in MOE_SIZES)
+    )
+    for tokens, (experts, chosen, hidden, inner) in product(MOE_TOKENS, sizes):
+        local = next(each for each in range(MOST_LOCAL_EXPERTS, 0, -1) if experts % each == 0)
+        yield MoeCall(tokens, experts, local, chosen, hidden, inner)
+
+
+def kinds(operation: str = "") -> Iterator[Feature]:
+    """Yield all kinds of call of attention that a release is asked about, or all of MoE."""
+    if operation == MOE:
+        yield from _moe_kinds()
+        return
     groups, tokens = (1, 2, 4, 5, 8, 12, 16, 32, 64), (1, 2, 4, 8, 16)
     yield from _paged("decode", (16, 64, 128), groups, tokens, windows=(False, True))
     yield from _paged("decode", (1, 8, 32, 256), (1, 5, 8), (1, 4), windows=(False,))
@@ -139,6 +223,20 @@ def _paged(
             query_len=count,
             window=window,
         )
+
+
+def _moe_kinds() -> Iterator[Feature]:
+    for (quantisation, own), activation, routing in product(HIDDEN.items(), ACTIVATIONS, ROUTINGS):
+        # Quantised hidden states are the same call as bfloat16 ones, which an engine quantises.
+        for dtype in (BRAIN, HALF) if own == HALF else (BRAIN,):
+            yield Feature(
+                MOE,
+                BACKEND,
+                q_dtype=dtype,
+                quantisation=quantisation,
+                activation=activation,
+                routing=routing,
+            )
 
 
 def _feature(operation: str, **fields: Any) -> Feature:  # noqa: ANN401  fields by name

@@ -14,6 +14,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <string>
@@ -44,7 +45,7 @@ struct Function {
 std::string record;
 std::map<std::string, Function> functions;
 std::map<const void*, std::string> own_kernels;
-char module_, library_;
+char module_, library_, context_;
 
 std::string text(long long number) { return std::to_string(number); }
 
@@ -97,6 +98,16 @@ CUresult cuCtxGetDevice(CUdevice* device) {
   return CUDA_SUCCESS;
 }
 
+CUresult cuCtxGetCurrent(CUcontext* context) {
+  *context = reinterpret_cast<CUcontext>(&context_);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetId(CUcontext, unsigned long long* id) {
+  *id = 1;
+  return CUDA_SUCCESS;
+}
+
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute asked, CUdevice) {
   *value = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, asked,
                      CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
@@ -110,6 +121,8 @@ CUresult cuModuleLoadData(CUmodule* module, const void*) {
   *module = reinterpret_cast<CUmodule>(&module_);
   return CUDA_SUCCESS;
 }
+
+CUresult cuModuleUnload(CUmodule) { return CUDA_SUCCESS; }
 
 CUresult cuModuleGetFunction(CUfunction* function, CUmodule, const char* name) {
   Function& found = functions[name];
@@ -238,6 +251,29 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, 
 // A plan's integers on their way to the device, which is host memory here.
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
   std::memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+
+// The launcher of MoE calls these; what it would write to the device, nothing reads.
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+  std::memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void*, int, size_t, cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaMallocHost(void** memory, size_t bytes) {
+  *memory = std::calloc(1, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* address) {
+  *attributes = {};
+  attributes->type = cudaMemoryTypeDevice;
+  attributes->devicePointer = const_cast<void*>(address);
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  *status = cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
 

@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,23 +20,28 @@ import pytest
 from kernelproof.ci.binaries.flashinfer import kernels as kernels_module
 from kernelproof.ci.binaries.flashinfer.asking import (
     DIES,
+    Answer,
     Selection,
     ask_release,
+    held,
     plain_error,
 )
 from kernelproof.ci.binaries.flashinfer.building import DRIVER_SOURCE, Build, build_launcher
+from kernelproof.ci.binaries.flashinfer.experts import ENUMS, FUNCTIONS
 from kernelproof.ci.binaries.flashinfer.gemms import FAMILIES, find_gemms, read_gemms
 from kernelproof.ci.binaries.flashinfer.host import Host, answers_in_forks
 from kernelproof.ci.binaries.flashinfer.kernels import (
     KERNELS,
     VARIABLE,
+    Kernel,
+    KernelList,
     KernelListError,
     artifact_of,
     find_kernels,
     read_kernels,
 )
 from kernelproof.ci.binaries.flashinfer.listing import ABSENT, list_kernels
-from kernelproof.ci.binaries.flashinfer.questions import calls_of, can_be_asked, kinds
+from kernelproof.ci.binaries.flashinfer.questions import HIDDEN, calls_of, can_be_asked, kinds
 from kernelproof.ci.compile.generating import release_in
 from kernelproof.ci.compile.nvcc import find_nvcc
 from kernelproof.ci.releases.sandboxes import CACHE_VARIABLE, SandboxError, cache_folder
@@ -339,6 +345,113 @@ def test_a_list_alone_says_whether_there_is_a_kernel_of_the_types(tmp_path: Path
         (103, RUNS, ("own",)),
     ]
     assert listed[1].error == ABSENT
+
+
+MOE = Feature("moe", "trtllm-gen", quantisation="nvfp4")
+
+
+def test_kinds_of_moe_are_distinct_and_state_no_sizes() -> None:
+    every = list(kinds("moe"))
+    assert len(every) == len(set(every)) == 576
+    assert all(map(can_be_asked, every))
+    assert {each.operation for each in every} == {"moe"}
+    assert len(calls_of(MOE)) == 9
+    stated = replace(MOE, num_experts=160, top_k=6, hidden_size=5120, intermediate_size=1536)
+    assert [str(each) for each in calls_of(stated)] == [
+        f"{tokens} tokens, 160 experts, 32 of them here, top 6, 5120 x 1536 channels"
+        for tokens in (1, 64, 4096)
+    ]
+    assert {each.top_k for each in calls_of(replace(MOE, routing="llama4"))} == {1}
+    for other in ({"backend": "cutlass"}, {"quantisation": "w4a16"}, {"activation": "gelu_tanh"}):
+        assert not can_be_asked(replace(MOE, **other))
+    assert not can_be_asked(replace(MOE, q_dtype="float16"))
+
+
+class Enums:
+    """Stands for the enums of a release: each member is there, except what is named."""
+
+    def __init__(self, lacking: str = "") -> None:
+        self.lacking = lacking
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  a member of an enum
+        if name == self.lacking:
+            raise AttributeError(name)
+        return SimpleNamespace(name=name, value=name)
+
+
+SIZES = {"tokens": 4, "num_experts": 64, "local_experts": 32, "top_k": 8}
+SIZES |= {"hidden_size": 512, "intermediate_size": 256}
+EXPERTS = {  # first weight, its scales, hidden states, their scales
+    "none": ((32, 8, 512, 64), None, (4, 512), None),
+    "fp8_per_tensor": ((32, 512, 512), None, (4, 512), None),
+    "fp8_block": ((32, 512, 512), (32, 4, 4), (4, 512), (4, 4)),
+    "mxfp8": ((32, 512, 512), (32, 512, 16), (4, 512), (4, 16)),
+    "nvfp4": ((32, 512, 256), (32, 512, 32), (4, 256), (4, 32)),
+    "mxfp4": ((32, 512, 256), (32, 512, 16), (4, 512), None),
+    "mxfp8_mxfp4": ((32, 512, 256), (32, 512, 16), (4, 512), (4, 16)),
+}
+
+
+@pytest.mark.parametrize("quantisation", HIDDEN)
+def test_a_moe_is_called_with_the_tensors_of_its_quantisation(quantisation: str) -> None:
+    recorder, given = Recorder(), dict[str, Any]()
+
+    def moe(**arguments: Any) -> None:  # noqa: ANN401  of the API
+        given.update(arguments)
+        recorder.entries += [{**LAUNCH, "launch": "first"}, {"reduction": "r"}, LAUNCH]
+
+    host = Host({FUNCTIONS[quantisation]: moe}, recorder, dict.fromkeys(ENUMS, Enums()))
+    feature = replace(MOE, quantisation=quantisation, activation="geglu", routing="deepseek_v3")
+    (first,) = (answer := host.ask(feature.to_json(), SIZES)).pop("before")
+    assert (first["kernel"], answer["kernel"], answer["reduces"]) == ("first", "k", False)
+    names = ("gemm1_weights", "gemm1_weights_scale", "hidden_states", "hidden_states_scale")
+    tensors = [given.get(name) for name in names]
+    shapes = tuple(None if each is None else tuple(each.shape) for each in tensors)
+    assert shapes == EXPERTS[quantisation]
+    assert (given["activation_type"], given["routing_method_type"]) == ("Geglu", "DeepSeekV3")
+    assert (given["n_group"], given["topk_group"], given["local_num_experts"]) == (8, 4, 32)
+    host.ask({**feature.to_json(), "activation": "swiglu_oai", "routing": "default"}, SIZES)
+    assert (given["gemm1_alpha"].shape, given["n_group"]) == ((32,), None)
+
+
+def test_what_an_enum_of_a_release_lacks_is_its_answer() -> None:
+    host = Host({}, Recorder(), dict.fromkeys(ENUMS, Enums("MiniMax2")))
+    found = host.ask(replace(MOE, routing="minimax2").to_json(), SIZES)
+    assert found == {"error": "RoutingMethodType has no MiniMax2"}
+
+
+def test_a_kernel_of_another_chip_is_no_launch() -> None:
+    call = calls_of(MOE)[0]
+    own, other = (Kernel(f"k{build}", build, 0, SHA, {}) for build in ("100f", "103a"))
+    kernels = KernelList(ARTIFACT, Path("include"), Path("cubins"), (own, other))
+    launched = Answer(call, "k100f", before=(Answer(call, "k103a"),))
+    assert held(launched, 103, kernels) == launched
+    refused = held(launched, 100, kernels)
+    assert (refused.kernel, refused.error) == (
+        *("", "the launcher takes k103a, which is built for sm_103a"),
+    )
+
+
+def test_a_list_of_gemms_alone_says_whether_there_is_one_of_types_and_activation() -> None:
+    names = (
+        "bmm_E2m1_E2m1E2m1_Fp32_Ab16_swiGlu_dynB_sm100f",
+        "bmm_E4m3_E4m3E4m3_Fp32_t128_noShfl_dsFp8_sm100f",
+        "bmm_E4m3_E4m3E4m3_Fp32_t128_relu2_sm103a",
+    )
+    gemms = tuple(Kernel(name, name[name.rindex("_sm") + 3 :], 0, SHA, {}) for name in names)
+    kernels = KernelList(ARTIFACT, Path("include"), Path("cubins"), gemms)
+    asked = {
+        MOE: (True, True),
+        replace(MOE, activation="geglu"): (False, False),
+        replace(MOE, quantisation="fp8_block"): (True, True),
+        replace(MOE, quantisation="fp8_per_tensor"): (False, False),
+        replace(MOE, quantisation="fp8_per_tensor", activation="relu2"): (False, True),
+        replace(MOE, quantisation="fp8_per_tensor", activation="relu"): (False, False),
+    }
+    found = list(list_kernels(kernels, list(asked), [100, 103]))
+    outcomes = {(each.feature, each.sm): each.outcome == RUNS for each in found}
+    for feature, expected in asked.items():
+        assert (outcomes[feature, 100], outcomes[feature, 103]) == expected
 
 
 needs_cuda = pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc on the PATH")

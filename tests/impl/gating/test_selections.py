@@ -23,6 +23,7 @@ from kernelproof.impl.gating.selections import (
 
 DECODE = Feature("paged_attention", "trtllm-gen", kv_layout="HND", group_size=8)
 MLA = Feature("mla", "trtllm-gen", head_dim_qk=576, head_dim_vo=512, page_size=64, group_size=16)
+EXPERTS = Feature("moe", "trtllm-gen", quantisation="nvfp4")
 SWEEP = "kernelproof: support --binaries"
 KEPT = files_of(EVIDENCE, "selected-*.json")
 
@@ -108,6 +109,17 @@ def test_what_is_packed_is_read_again(tmp_path: Path) -> None:
         file.write_text(json.dumps(spoilt), encoding="utf-8")
         with pytest.raises(EvidenceError, match=said):
             read_selections(file, EvidenceError)
+
+
+def test_moe_is_packed_by_its_own_fields(tmp_path: Path) -> None:
+    outcomes = {EXPERTS: RUNS, replace(EXPERTS, activation="gelu", routing="topk"): RAISES}
+    file = tmp_path / "selected.json"
+    file.write_text(json.dumps(packed(100, "0.6.13", "ab" * 20, outcomes)), encoding="utf-8")
+    read = read_selections(file, EvidenceError)
+    assert dict(read.kinds()) == outcomes
+    assert read.outcome(EXPERTS) == RUNS
+    for other in ({"num_experts": 128}, {"routing": "topk"}, {"quantisation": "mxfp4"}):
+        assert read.outcome(replace(EXPERTS, **other)) == ""
 
 
 def test_a_kept_selection_is_the_evidence_of_a_permission() -> None:
