@@ -328,7 +328,9 @@ def same_bits(
     hanging: dict[Rule, list[Selection]] = {}
     for each in found:
         rule = book.find(each.rule)
-        if each.explained and rule is not None and "hangs" in rule.called:
+        # Of MoE no hash of a release names the whole path to its list.
+        hangs = rule is not None and "hangs" in rule.called and MOE not in rule.operation
+        if each.explained and rule is not None and hangs:
             hanging.setdefault(rule, []).append(by_feature[each.chip or 0, each.feature])  # type: ignore[index]
     for rule, selections in hanging.items():
         fixed = _fixed(rule, selected.version, selections[0].sm, book)

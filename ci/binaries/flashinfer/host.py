@@ -331,11 +331,10 @@ def _attention() -> Part:
 
 
 def _experts() -> Part:
-    import flashinfer.fused_moe.core as moe
-    import flashinfer.tllm_enums as tables
+    import flashinfer.fused_moe as moe
 
     functions = {name: getattr(moe, name) for name in set(FUNCTIONS.values())}
-    return functions, {name: getattr(tables, name) for name in ENUMS}
+    return functions, {name: getattr(moe, name) for name in ENUMS}
 
 
 Cell = tuple[Mapping[str, Any], Sequence[Mapping[str, int]]]
