@@ -19,7 +19,7 @@ from ...impl.gating.knowledge import read_compilation
 from ...impl.gating.rules import NOT_RUN
 from ...impl.gating.rules import SELECTED as LEVEL
 from ...impl.gating.schema import GatingEvidence, TrialTable
-from ...impl.gating.selections import MOE, packed
+from ...impl.gating.selections import ATTENTION, packed, part_of
 from ...impl.targets.data_files import read_json
 from ...impl.targets.schemas import converted
 from ...properties.findings.files import Output
@@ -152,7 +152,8 @@ def _with_selections(path: Path, run: Mapping[str, Any]) -> Added:
             message = f"{path}: one kind of call is no sweep"
             raise RunError(message)
         kept = packed(sm, run["flashinfer"], run["artifact"], found)
-        name = "selected-moe" if next(iter(found)).operation == MOE else "selected"
+        part = part_of(next(iter(found)).operation)
+        name = "selected" if part == ATTENTION else f"selected-{part}"
         files[f"{name}-sm{sm}-{run['flashinfer']}.json"] = _lines(kept, "kinds"), [KEPT]
     return files
 

@@ -33,7 +33,7 @@ from ..binaries.flashinfer.building import build_launcher
 from ..binaries.flashinfer.gemms import FAMILIES, find_gemms
 from ..binaries.flashinfer.kernels import KernelList, KernelListError, find_kernels, kernels_of
 from ..binaries.flashinfer.listing import LISTED, list_kernels
-from ..binaries.flashinfer.questions import BACKEND, MOE, OPERATIONS, can_be_asked, kinds
+from ..binaries.flashinfer.questions import BACKEND, GEMM, MOE, OPERATIONS, can_be_asked, kinds
 from ..compile.generating import release_in
 from ..compile.nvcc import find_nvcc
 from ..console.errors import CONFORMING, NONCONFORMING, MachineError, UsageRefusedError
@@ -43,6 +43,8 @@ from ..releases.sandboxes import SandboxError, quietly, sandbox
 from .declared import ALLOWED, REFUSED, UNKNOWN, Disagreement, print_disagreements
 
 SCHEMA = "kernelproof/selected/1"
+GEMMS = dict(zip((MOE, GEMM), FAMILIES, strict=True))
+"""Families of precompiled GEMMs by the operation that launches them."""
 SHOWN_ERROR = 160
 """Most characters of an error in a disagreement, so that kinds that fail alike are one group."""
 
@@ -130,7 +132,7 @@ def select(
 
     Args:
         given: a version, a wheel or a folder, see ``sandbox``.
-        features: the kinds of call, all of attention or all of MoE.
+        features: the kinds of call, all of attention, of MoE or of GEMMs.
         chips: the chips, of ``CHIPS``.
         tell: function that is called with a line of progress now and then.
 
@@ -140,8 +142,9 @@ def select(
     """
     release = release_in(sandbox(given, tell=tell))
     operation = features[0].operation
-    if operation == MOE:
-        kernels = find_gemms(release.folder, release.version, FAMILIES[0], tell=tell)
+    if operation in GEMMS:
+        family = GEMMS[operation]
+        kernels = find_gemms(release.folder, release.version, family, tell=tell)
     else:
         kernels = find_kernels(release.folder, release.version, tell=tell)
     try:
@@ -183,8 +186,8 @@ def _disagreement(
     kind: str, selection: Selection, decision: Decision, selected: Selected
 ) -> Disagreement:
     feature, rule = selection.feature, decision.ruling.rule
-    moe = feature.operation == MOE
-    topic = f"trtllm-gen {feature.operation} {feature.quantisation if moe else feature.phase}"
+    form = feature.quantisation if feature.operation in GEMMS else feature.phase
+    topic = f"trtllm-gen {feature.operation} {form}"
     where = f"{capability_name(selection.sm)} with flashinfer {selected.version}"
     says = _says(selection, selected.level)
     # What ends the host is counted, and not kept: nothing of a disagreement names the call.
@@ -291,15 +294,15 @@ def misfit_text(selected: Selected, sm: int) -> str:
 
 def _features(asked: Mapping[str, Any]) -> list[Feature]:
     operation = asked.get("operation", "")
-    if asked.keys() <= {"operation"} and operation in ("", MOE, *OPERATIONS):
+    if asked.keys() <= {"operation"} and operation in ("", *GEMMS, *OPERATIONS):
         return [each for each in kinds(operation) if operation in ("", each.operation)]
-    layout = {} if operation == MOE else {"kv_layout": "HND"}
+    layout = {} if operation in GEMMS else {"kv_layout": "HND"}
     try:
         feature = Feature(**{"backend": BACKEND, **layout, **asked})
     except ValueError as error:
         raise UsageRefusedError(str(error)) from error
     if not can_be_asked(feature):
-        message = f"--binaries cannot ask for {feature}: it asks {BACKEND} attention and MoE only"
+        message = f"--binaries cannot ask for {feature}: it asks {BACKEND} attention, MoE and GEMMs"
         raise UsageRefusedError(message)
     return [feature]
 

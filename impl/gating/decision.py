@@ -37,6 +37,7 @@ PREFERENCE = {
         "marlin",
         "triton",
     ),
+    "gemm": ("trtllm-gen",),
     "quantize": ("triton",),
 }
 """Backends that serve, the fastest first: what ``auto`` tries and what a refusal offers."""

@@ -17,6 +17,7 @@ OPERATIONS = (
     "build_metadata",
     "route",
     "moe",
+    "gemm",
     "quantize",
 )
 AUTO = "auto"
@@ -169,8 +170,8 @@ class Feature:
         routing: routing method, one of ``ROUTINGS``.
         num_experts, top_k: experts of a MoE, and experts a token; 0 where the question leaves them
             out, as conditions on their least value and on multiples do not refuse.
-        hidden_size, intermediate_size: channels of a token, and of an expert's inner layer; 0
-            likewise.
+        hidden_size, intermediate_size: channels of a token, and of an expert's inner layer; of a
+            GEMM what it takes and gives; 0 likewise.
         weights_on_input: whether a token is scaled by its routing weight before the experts.
         bias_dtype, routing_bias_dtype: dtypes of the experts' biases, and of the bias that is added
             to the scores of experts; empty where the question leaves them out.
@@ -259,7 +260,7 @@ class Feature:
         """Return the operation and whatever is not the default."""
         plain = {each.name: each.default for each in fields(self)}
         plain["kv_dtype"], plain["head_dim_vo"] = self.q_dtype, self.head_dim_qk
-        moe = self.operation in ("moe", "route")
+        moe = self.operation in ("moe", "route", "gemm")
         shown = ["q_dtype"] if moe else ["phase", "head_dim_qk", "q_dtype"]
         shown += [
             each.name
@@ -267,7 +268,7 @@ class Feature:
             if each.name not in ("operation", *shown)
             and getattr(self, each.name) != plain[each.name]
         ]
-        if moe:
+        if moe and self.operation != "gemm":
             shown += [name for name in ("activation",) if name not in shown]
         return f"{self.operation}({', '.join(f'{n}={getattr(self, n)}' for n in shown)})"
 

@@ -23,16 +23,18 @@ RUNS, RAISES, RAISES_FOR_SOME = "runs", "raises", "raises for some"
 LETTERS = {RUNS: "r", RAISES: "x", RAISES_FOR_SOME: "s"}
 ABSENT = "-"
 """The letter of a kind that is not kept."""
-ATTENTION, MOE = "attention", "moe"
+ATTENTION, MOE, GEMM = "attention", "moe", "gemm"
 """Parts of a release that are asked one by one, each with a launcher of its own."""
 FIXED: Mapping[str, tuple[str, ...]] = {
     ATTENTION: ("operation", "phase", "head_dim_qk", "head_dim_vo", "q_dtype", "kv_dtype"),
     MOE: ("operation", "quantisation", "q_dtype"),
+    GEMM: ("operation",),
 }
 """Fields that kinds of one group share, by part."""
 AXES: Mapping[str, tuple[str, ...]] = {
     ATTENTION: ("page_size", "group_size", "query_len", "window", "mask"),
     MOE: ("activation", "routing"),
+    GEMM: ("quantisation", "q_dtype"),
 }
 """Fields in which kinds of a group differ; the last one changes first along the letters."""
 Key = tuple[Any, ...]
@@ -40,7 +42,7 @@ Key = tuple[Any, ...]
 
 def part_of(operation: str) -> str:
     """Return the part of a release that has an operation."""
-    return MOE if operation == MOE else ATTENTION
+    return operation if operation in FIXED else ATTENTION
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Selections:
     """The outcomes of one part of a release on one chip.
 
     Attributes:
-        part: ``ATTENTION`` or ``MOE``.
+        part: ``ATTENTION``, ``MOE`` or ``GEMM``.
         sm: the chip.
         flashinfer: the release.
         artifact: the hash that names its kernels.
@@ -104,7 +106,7 @@ def _values(feature: Feature, names: Iterable[str]) -> Key:
 
 
 def _feature(fields: Mapping[str, Any]) -> Feature:
-    layout = {} if fields["operation"] == MOE else {"kv_layout": "HND"}
+    layout = {} if fields["operation"] in FIXED else {"kv_layout": "HND"}
     return Feature(**{"backend": "trtllm-gen", **layout, **fields})
 
 
@@ -113,7 +115,7 @@ def _plain(feature: Feature) -> Feature:
     part = part_of(feature.operation)
     fields = {name: getattr(feature, name) for name in (*FIXED[part], *AXES[part])}
     plain = _feature(fields)
-    if feature.operation in ("paged_attention", MOE):
+    if feature.operation in ("paged_attention", *FIXED):
         return plain
     return _feature({**fields, "kv_layout": feature.kv_layout})
 

@@ -59,7 +59,7 @@ class Answer:
         shared: dynamic shared memory in bytes.
         reduces: whether a second kernel merges the parts of split keys.
         error: the release's own error, or what the chip's limits refuse; empty where it runs.
-        before: of a MoE, what the call launches before: its first GEMM.
+        before: what the call launches before it: the first GEMM of a MoE.
     """
 
     call: AnyCall

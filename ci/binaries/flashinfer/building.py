@@ -176,6 +176,8 @@ def _build_launcher(
         objects.append(_stand_ins(objects, recipe.left_out, into))
     # A symbol of CUDA that the driver lacks is an error here, not in the middle of a question.
     link = [*HOST, *objects, str(driver), f"-L{ffi / 'lib'}", "-ltvm_ffi", "-Wl,-z,defs"]
+    # Both sources of GEMMs have the loader of kernels, which is one header.
+    link += ["-Wl,-z,muldefs"]
     link += [f"-Wl,-rpath,{ffi / 'lib'}", "-o", str(into / LAUNCHER)]
     run_compiler(link, into, Work(quietly))
     work.say(f"built {recipe.title}")

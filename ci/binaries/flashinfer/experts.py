@@ -24,6 +24,8 @@ FUNCTIONS: Mapping[str, str] = {
 """FlashInfer's function by the quantisation of the weights."""
 ENUMS = ("ActivationType", "RoutingMethodType", "Fp8QuantizationType")
 """The release's enums that the arguments need."""
+ON_GPU = "on_gpu"
+"""Attribute of tensors that the launcher checks to be a GPU's."""
 GATED = ("swiglu", "swiglu_oai", "geglu")
 BIASED = ("deepseek_v3", "minimax2")
 """Routing methods that add a bias to the scores of experts."""
@@ -86,6 +88,7 @@ def moe_arguments(
     if activation == "swiglu_oai":
         for name in ("gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit"):
             arguments[name] = make(call["local_experts"], dtype=WIDE)
+            setattr(arguments[name], ON_GPU, True)
     elif activation != "swiglu":  # functions of old releases have no parameter for another
         member = _member(enums, "ActivationType", ACTIVATION_NAMES[activation])
         arguments["activation_type"] = member.value

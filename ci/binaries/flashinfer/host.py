@@ -23,7 +23,8 @@ from typing import Any, Protocol
 
 import torch
 
-from .experts import ENUMS, FUNCTIONS, NoMemberError, moe_arguments
+from .experts import ENUMS, FUNCTIONS, ON_GPU, NoMemberError, moe_arguments
+from .products import PRODUCTS, gemm_arguments
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -137,7 +138,8 @@ class Host:
             {"kernel": each["launch"], **{name: each[name] for name in LAUNCH}} for each in launched
         )
         # A MoE's own kernels route and add up: only attention's merge parts.
-        reduces = feature["operation"] != "moe" and any("reduction" in entry for entry in log)
+        other = feature["operation"] in ("moe", "gemm")
+        reduces = not other and any("reduction" in entry for entry in log)
         return {**last, "reduces": reduces, **({"before": before} if before else {})}
 
     def _arguments(
@@ -145,6 +147,8 @@ class Host:
     ) -> tuple[str, dict[str, Any]]:
         if feature["operation"] == "moe":
             return moe_arguments(self._tensor, feature, call, self._enums)
+        if feature["operation"] == "gemm":
+            return gemm_arguments(self._tensor, feature, call)
         if feature["operation"] == "mla":
             return LATENT, self._latent(feature, call)
         if feature["operation"] == "ragged_attention":
@@ -266,17 +270,24 @@ def open_host(request: Mapping[str, Any]) -> Host:
     """Import the release that is first on the path, and put the recording driver under it.
 
     Args:
-        request: ``operation``, of which only MoE is apart; chip (``sm``, ``multiprocessors``,
-            ``shared_memory``), libraries (``driver``, ``launcher``), and the names of the kernels
-            that are ``shipped``.
+        request: ``operation``, of which MoE and GEMMs have launchers of their own; chip (``sm``,
+            ``multiprocessors``, ``shared_memory``), libraries (``driver``, ``launcher``), and the
+            names of the kernels that are ``shipped``.
     """
     chip = (request[name] for name in ("sm", "multiprocessors", "shared_memory"))
     driver = RecordingDriver(request["driver"], *chip)
     # Imported behind the driver, and only here: this process is for one release.
     import tvm_ffi
 
-    part = _experts if request["operation"] == "moe" else _attention
+    from .on_gpu import Calls
+
+    part = {"moe": _experts, "gemm": _products}.get(request["operation"], _attention)
     functions, enums = part()
+
+    def chosen(tensor: torch.Tensor) -> bool:
+        # What a launcher makes is like its inputs: MoE's are of this machine, as are its buffers.
+        return part is _products or getattr(tensor, ON_GPU, False)
+
     shipped = set(request["shipped"])
     missing: list[str] = []
 
@@ -290,7 +301,8 @@ def open_host(request: Mapping[str, Any]) -> Host:
         """Stands for what FlashInfer would compile now."""
 
         def build_and_load(self, *_: object, **__: object) -> Any:  # noqa: ANN401  a module
-            return tvm_ffi.load_module(request["launcher"])
+            module = tvm_ffi.load_module(request["launcher"])
+            return module if part is _attention else Calls(module, chosen)
 
         def get_library_path(self) -> str:
             return str(request["launcher"])
@@ -299,6 +311,8 @@ def open_host(request: Mapping[str, Any]) -> Host:
         **dict.fromkeys(DOWNLOADERS, artifact),
         "gen_trtllm_gen_fmha_module": lambda *_: Module(),
         "gen_trtllm_gen_fused_moe_sm100_module": lambda *_: Module(),
+        "gen_trtllm_gen_gemm_module": lambda *_: Module(),
+        "gen_trtllm_low_latency_gemm_module": lambda *_: Module(),
         "get_compute_capability": lambda _device: divmod(request["sm"], 10),
         "get_device_sm_count": lambda _device: request["multiprocessors"],
         "device_support_pdl": lambda _device: True,
@@ -335,6 +349,12 @@ def _experts() -> Part:
 
     functions = {name: getattr(moe, name) for name in set(FUNCTIONS.values())}
     return functions, {name: getattr(moe, name) for name in ENUMS}
+
+
+def _products() -> Part:
+    from flashinfer import gemm
+
+    return {name: getattr(gemm, name) for name in PRODUCTS.values()}, {}
 
 
 Cell = tuple[Mapping[str, Any], Sequence[Mapping[str, int]]]

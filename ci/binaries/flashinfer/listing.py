@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from ....impl.gating import Feature
 from .asking import Answer, Selection
 from .kernels import Kernel, KernelList
-from .questions import MOE, calls_of
+from .questions import GEMM, MOE, calls_of
 
 LISTED = "listed"
 """The level of such an answer, below all levels of evidence."""
@@ -47,8 +47,8 @@ MOE_ACTIVATIONS = {
 }
 """What the names of first GEMMs say of their activation."""
 MOE_BLOCKS = "dsFp8"
-"""In names of GEMMs with DeepSeek's scales of blocks, of which SwiGLU is a kernel of its own."""
-_GEMM = re.compile(r"bmm_[^_]+_(\w+?)_Fp32_")
+"""Part of the names of GEMMs with DeepSeek's scales of blocks; SwiGLU is another kernel then."""
+_GEMM = re.compile(r"(?:bmm|gemm)_[^_]+_(\w+?)_Fp32_")
 Key = tuple[int, str, str, str, str, str, bool]
 
 
@@ -57,9 +57,9 @@ def list_kernels(
 ) -> Iterator[Selection]:
     """Yield for each kind of call and chip whether some kernel is listed for it.
 
-    All kinds are of attention, or all of MoE.
+    All kinds are of attention, or all of MoE, or all of GEMMs.
     """
-    if any(each.operation == MOE for each in features):
+    if any(each.operation in (MOE, GEMM) for each in features):
         yield from _list_gemms(kernels, features, chips)
         return
     listed: dict[Key, Kernel] = {}
@@ -81,7 +81,7 @@ def _said(feature: Feature, sm: int, found: Kernel | None) -> Selection:
 def _list_gemms(
     kernels: KernelList, features: Sequence[Feature], chips: Sequence[int]
 ) -> Iterator[Selection]:
-    """Yield the same of MoE: whether a first GEMM of its types and activation is listed."""
+    """Yield the same of GEMMs: of MoE, whether a first one with its activation is listed."""
     for sm in chips:
         here = [each for each in kernels.kernels if each.runs_on(sm)]
         for feature in features:
@@ -96,6 +96,8 @@ def _multiplies(name: str, feature: Feature) -> bool:
     blocks = feature.quantisation == "fp8_block"
     if (MOE_BLOCKS in name) != blocks:
         return False
+    if feature.operation == GEMM:
+        return feature.q_dtype == "bfloat16"
     if blocks:
         return activation == "swiGlu"
     said = next((each for each in MOE_ACTIVATIONS.values() if each and each in name), "")

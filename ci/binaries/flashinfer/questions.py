@@ -16,7 +16,7 @@ from ....impl.gating import Feature
 BACKEND = "trtllm-gen"
 OPERATIONS = ("paged_attention", "ragged_attention", "mla")
 """The operations of attention."""
-MOE = "moe"
+MOE, GEMM = "moe", "gemm"
 HALF, BRAIN, EIGHT, FOUR = "float16", "bfloat16", "float8_e4m3fn", "nvfp4"
 SAME = ((BRAIN, BRAIN), (HALF, HALF), (EIGHT, EIGHT))
 PAIRS = (*SAME, (EIGHT, FOUR), (BRAIN, EIGHT), (HALF, EIGHT), (BRAIN, FOUR))
@@ -42,6 +42,11 @@ HIDDEN = {
 }
 """Dtypes of hidden states beside bfloat16, by the quantisations of a MoE's weights for which
 trtllm-gen has a function. bfloat16 stands for the dtype of the kernels: engines quantise before."""
+GEMM_FORMS = ("nvfp4", "mxfp8", "fp8_block", "fp8_per_tensor")
+"""Quantisations of a GEMM's weight for which trtllm-gen has a function."""
+GEMM_TOKENS = (1, 16, 128, 4096)
+GEMM_SIZES = ((4096, 6144), (7168, 2048), (2048, 4096), (14336, 4096))
+"""Channels of a token that a GEMM takes, and that it gives."""
 MOE_TOKENS = (1, 64, 4096)
 MOE_SIZES = (
     (8, 2, 4096, 1792),
@@ -103,11 +108,35 @@ class MoeCall:
         )
 
 
-AnyCall = Call | MoeCall
+@dataclass(frozen=True)
+class GemmCall:
+    """One call of a kind of GEMM.
+
+    Attributes:
+        tokens: number of tokens.
+        hidden_size, intermediate_size: channels of a token that it takes, and that it gives.
+    """
+
+    tokens: int
+    hidden_size: int
+    intermediate_size: int
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        return f"{self.tokens} tokens, {self.hidden_size} to {self.intermediate_size} channels"
+
+
+AnyCall = Call | MoeCall | GemmCall
 
 
 def can_be_asked(feature: Feature) -> bool:
-    """Whether the API of trtllm-gen attention or MoE has arguments for a kind of call."""
+    """Whether the API of trtllm-gen has arguments for a kind of call."""
+    if feature.operation == GEMM:
+        return (
+            feature.backend == BACKEND
+            and feature.q_dtype in (BRAIN, HALF)
+            and feature.quantisation in GEMM_FORMS
+        )
     if feature.operation == MOE:
         return (
             feature.backend == BACKEND
@@ -132,6 +161,8 @@ def calls_of(feature: Feature) -> tuple[AnyCall, ...]:
     """Return the calls that a kind is asked by."""
     if feature.operation == MOE:
         return tuple(_moe_calls(feature))
+    if feature.operation == GEMM:
+        return tuple(_gemm_calls(feature))
     tokens = feature.query_len
     if feature.operation == "mla":
         # From 33 heads on, whether there is a kernel depends on the batch and on the length.
@@ -160,10 +191,24 @@ def _moe_calls(feature: Feature) -> Iterator[MoeCall]:
         yield MoeCall(tokens, experts, local, chosen, hidden, inner)
 
 
+def _gemm_calls(feature: Feature) -> Iterator[GemmCall]:
+    stated = (feature.hidden_size, feature.intermediate_size)
+    sizes = dict.fromkeys(
+        tuple(mine or each for mine, each in zip(stated, usual, strict=True))
+        for usual in GEMM_SIZES
+    )
+    for tokens, (taken, given) in product(GEMM_TOKENS, sizes):
+        yield GemmCall(tokens, taken, given)
+
+
 def kinds(operation: str = "") -> Iterator[Feature]:
-    """Yield all kinds of call of attention that a release is asked about, or all of MoE."""
+    """Yield all kinds of call of attention, or of MoE or GEMMs, that a release is asked about."""
     if operation == MOE:
         yield from _moe_kinds()
+        return
+    if operation == GEMM:
+        for quantisation, dtype in product(GEMM_FORMS, (BRAIN, HALF)):
+            yield Feature(GEMM, BACKEND, q_dtype=dtype, quantisation=quantisation)
         return
     groups, tokens = (1, 2, 4, 5, 8, 12, 16, 32, 64), (1, 2, 4, 8, 16)
     yield from _paged("decode", (16, 64, 128), groups, tokens, windows=(False, True))

@@ -9,7 +9,7 @@ from pathlib import Path
 from ...compile.generating import Release
 from .gemms import HEADER as GEMM_HEADER
 from .kernels import HEADER, PLACE, KernelList
-from .questions import MOE
+from .questions import GEMM, MOE
 
 SOURCES = ("trtllm_fmha_kernel_launcher.cu", "fmhaReduction.cu")
 """The sources of FlashInfer's module of trtllm-gen attention."""
@@ -32,6 +32,10 @@ take most of the time to compile, and functions that do nothing stand for them: 
 alone check are not asked."""
 MOE_EXPORTS = "trtllmGen_bmm_export"
 """Folder of the headers that come with the list of MoE's kernels."""
+GEMM_SOURCES = ("trtllm_gemm_runner.cu", "trtllm_low_latency_gemm_runner.cu")
+"""The sources of FlashInfer's two modules of trtllm-gen GEMMs."""
+GEMM_EXPORTS = "trtllmGen_gemm_export"
+"""Folder of the headers that come with the list of GEMMs."""
 MOE_DEFINES = (
     *("TLLM_GEN_EXPORT_INTERFACE", "TLLM_GEN_EXPORT_FLASHINFER", "TLLM_ENABLE_CUDA"),
     *("ENABLE_BF16", "ENABLE_FP8", "ENABLE_FP4", "CUTLASS_ENABLE_GDC_FOR_SM100=1"),
@@ -73,8 +77,9 @@ class Recipe:
 
 
 def recipe_of(operation: str, release: Release, kernels: KernelList) -> Recipe:
-    """Return what the launcher of a release is built of, for MoE or else for attention."""
-    return _experts(release, kernels) if operation == MOE else _attention(release, kernels)
+    """Return what the launcher of a release is built of, for MoE, GEMMs or attention."""
+    recipes = {MOE: _experts, GEMM: _products}
+    return recipes.get(operation, _attention)(release, kernels)
 
 
 def _attention(release: Release, kernels: KernelList) -> Recipe:
@@ -114,6 +119,28 @@ def _experts(release: Release, kernels: KernelList) -> Recipe:
         takes="some minutes",
         links={f"flashinfer/trtllm/batched_gemm/{MOE_EXPORTS}": exported},
         left_out=MOE_LEFT_OUT,
+    )
+
+
+def _products(release: Release, kernels: KernelList) -> Recipe:
+    data = release.folder / "flashinfer" / "data"
+    exported = kernels.folder / GEMM_EXPORTS
+    place = f"{kernels.artifact}/{kernels.folder.parent.name}"
+    return Recipe(
+        sources=tuple(data / "csrc" / name for name in GEMM_SOURCES),
+        headers=(
+            kernels.folder / GEMM_HEADER,
+            *sorted([*_headers(data), *exported.rglob("*.h")]),
+        ),
+        includes=(*_includes(data), kernels.folder),
+        flags=(
+            *(f"-D{name}" for name in MOE_DEFINES[:3]),
+            f'-DTLLM_GEN_GEMM_CUBIN_PATH="{place}"',
+        ),
+        stubs=dict.fromkeys(UNUSED_HEADERS, ""),
+        title=f"the launchers of GEMMs of flashinfer {release.version}",
+        takes="about a minute",
+        links={f"flashinfer/trtllm/gemm/{GEMM_EXPORTS}": exported},
     )
 
 

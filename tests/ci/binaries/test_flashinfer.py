@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from kernelproof.ci.binaries.flashinfer import kernels as kernels_module
 from kernelproof.ci.binaries.flashinfer.asking import (
@@ -41,7 +42,14 @@ from kernelproof.ci.binaries.flashinfer.kernels import (
     read_kernels,
 )
 from kernelproof.ci.binaries.flashinfer.listing import ABSENT, list_kernels
-from kernelproof.ci.binaries.flashinfer.questions import HIDDEN, calls_of, can_be_asked, kinds
+from kernelproof.ci.binaries.flashinfer.products import PRODUCTS
+from kernelproof.ci.binaries.flashinfer.questions import (
+    GEMM_FORMS,
+    HIDDEN,
+    calls_of,
+    can_be_asked,
+    kinds,
+)
 from kernelproof.ci.compile.generating import release_in
 from kernelproof.ci.compile.nvcc import find_nvcc
 from kernelproof.ci.releases.sandboxes import CACHE_VARIABLE, SandboxError, cache_folder
@@ -222,7 +230,9 @@ def test_kinds_are_distinct_and_each_is_asked_by_several_calls() -> None:
     assert len(every) == len(set(every)) > 12_000
     assert all(map(can_be_asked, every))
     assert {len(calls_of(feature)) for feature in every} == {2, 3, 5, 12}
-    assert {call.batch for call in calls_of(DECODE)} == {1, 8, 64, 256}
+    assert {str(each).split(",")[0] for each in calls_of(DECODE)} == {
+        f"batch {batch}" for batch in (1, 8, 64, 256)
+    }
     assert not can_be_asked(Feature("paged_attention", "fa2"))
     assert not can_be_asked(Feature("paged_attention", "trtllm-gen", soft_cap=True))
 
@@ -361,10 +371,14 @@ def test_kinds_of_moe_are_distinct_and_state_no_sizes() -> None:
         f"{tokens} tokens, 160 experts, 32 of them here, top 6, 5120 x 1536 channels"
         for tokens in (1, 64, 4096)
     ]
-    assert {each.top_k for each in calls_of(replace(MOE, routing="llama4"))} == {1}
-    for other in ({"backend": "cutlass"}, {"quantisation": "w4a16"}, {"activation": "gelu_tanh"}):
-        assert not can_be_asked(replace(MOE, **other))
-    assert not can_be_asked(replace(MOE, q_dtype="float16"))
+    assert all("top 1," in str(each) for each in calls_of(replace(MOE, routing="llama4")))
+    for other in (
+        replace(MOE, backend="cutlass"),
+        replace(MOE, quantisation="w4a16"),
+        replace(MOE, activation="gelu_tanh"),
+        replace(MOE, q_dtype="float16"),
+    ):
+        assert not can_be_asked(other)
 
 
 class Enums:
@@ -414,6 +428,56 @@ def test_a_moe_is_called_with_the_tensors_of_its_quantisation(quantisation: str)
     assert (given["gemm1_alpha"].shape, given["n_group"]) == ((32,), None)
 
 
+GEMM_TENSORS = {  # the input, the weight
+    "nvfp4": ((4, 256), (256, 384)),
+    "mxfp8": ((4, 512), (512, 384)),
+    "fp8_block": ((4, 512), (384, 512)),
+    "fp8_per_tensor": ((4, 512), (4, 384, 128)),
+}
+
+
+@pytest.mark.parametrize("quantisation", GEMM_FORMS)
+def test_a_gemm_is_called_with_the_tensors_of_its_quantisation(quantisation: str) -> None:
+    recorder, given = Recorder(), dict[str, Any]()
+
+    def multiply(**arguments: Any) -> None:  # noqa: ANN401  of the API
+        given.update(arguments)
+        recorder.entries.append(LAUNCH)
+
+    host = Host({PRODUCTS[quantisation]: multiply}, recorder)
+    feature = Feature("gemm", "trtllm-gen", quantisation=quantisation)
+    sizes = {"tokens": 4, "hidden_size": 512, "intermediate_size": 384}
+    assert host.ask(feature.to_json(), sizes)["kernel"] == "k"
+    assert (given["a"].shape, given["b"].shape) == GEMM_TENSORS[quantisation]
+    assert given["backend"].startswith("trtllm")
+    assert given["out_dtype"] == torch.bfloat16
+
+
+def test_kinds_of_gemm_are_asked_by_the_sizes_that_they_state() -> None:
+    every = list(kinds("gemm"))
+    assert len(every) == len(set(every)) == 8
+    assert all(map(can_be_asked, every))
+    assert not can_be_asked(replace(every[0], quantisation="none"))
+    assert len(calls_of(every[0])) == 16
+    assert [str(each) for each in calls_of(replace(every[0], hidden_size=2880))][:2] == [
+        "1 tokens, 2880 to 6144 channels",
+        "1 tokens, 2880 to 2048 channels",
+    ]
+
+
+def test_a_launcher_may_be_given_tensors_as_a_gpus() -> None:
+    pytest.importorskip("tvm_ffi")
+    from kernelproof.ci.binaries.flashinfer.on_gpu import Calls
+
+    def devices(*given: Any) -> list[Any]:  # noqa: ANN401  what a launcher is given
+        return [str(each.device) if hasattr(each, "device") else each for each in given]
+
+    here, there = torch.empty(3, 4), torch.empty(2, dtype=torch.float8_e4m3fn)
+    calls = Calls(SimpleNamespace(devices=devices), lambda tensor: tensor is there)
+    assert calls.devices(here, 7, there, None) == ["cpu", 7, "cuda:0", None]
+    assert str(there.device) == "cpu"
+
+
 def test_what_an_enum_of_a_release_lacks_is_its_answer() -> None:
     host = Host({}, Recorder(), dict.fromkeys(ENUMS, Enums("MiniMax2")))
     found = host.ask(replace(MOE, routing="minimax2").to_json(), SIZES)
@@ -452,6 +516,11 @@ def test_a_list_of_gemms_alone_says_whether_there_is_one_of_types_and_activation
     outcomes = {(each.feature, each.sm): each.outcome == RUNS for each in found}
     for feature, expected in asked.items():
         assert (outcomes[feature, 100], outcomes[feature, 103]) == expected
+    plain = Kernel("gemm_Bfloat16_E4m3E4m3_Fp32_t128_dsFp8_sm100f", "100f", 0, SHA, {})
+    blocks = Feature("gemm", "trtllm-gen", quantisation="fp8_block")
+    forms = [blocks, replace(blocks, q_dtype="float16"), replace(blocks, quantisation="nvfp4")]
+    only = KernelList(ARTIFACT, Path("include"), Path("cubins"), (plain,))
+    assert [each.outcome for each in list_kernels(only, forms, [100])] == [RUNS, RAISES, RAISES]
 
 
 needs_cuda = pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc on the PATH")

@@ -129,8 +129,8 @@ def test_a_launcher_that_passes_another_struct_is_found(
 def test_only_what_the_api_can_be_asked_is_asked() -> None:
     for words, said in (
         (["--sm", "90"], "--sm: --binaries asks about SM100, SM103, not SM90"),
-        (["--soft-cap"], "it asks trtllm-gen attention and MoE only"),
-        (["--backend", "fa2"], "it asks trtllm-gen attention and MoE only"),
+        (["--soft-cap"], "it asks trtllm-gen attention, MoE and GEMMs"),
+        (["--backend", "fa2"], "it asks trtllm-gen attention, MoE and GEMMs"),
     ):
         code, printed = run("--binaries", "0.6.13", *words)
         assert (code, said in printed) == (2, True), printed

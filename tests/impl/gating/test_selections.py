@@ -14,6 +14,8 @@ from kernelproof.impl.gating import Feature, Target, decide, load_rules
 from kernelproof.impl.gating.knowledge import EvidenceError
 from kernelproof.impl.gating.rules import CALLED, SELECTED
 from kernelproof.impl.gating.selections import (
+    ATTENTION,
+    GEMM,
     MOE,
     RAISES,
     RAISES_FOR_SOME,
@@ -51,7 +53,7 @@ def test_both_chips_of_a_release_before_and_after_the_hang_are_kept() -> None:
     kept = {path.stem for path in KEPT}
     assert kept >= {
         f"{part}-sm{sm}-{of}"
-        for part in ("selected", "selected-moe")
+        for part in ("selected", "selected-moe", "selected-gemm")
         for sm in (100, 103)
         for of in ("0.6.7", "0.6.13")
     }
@@ -72,11 +74,12 @@ def test_what_the_launcher_answers_is_of_its_own_level(path: Path) -> None:
             levels[decision.supported, decision.evidence == SELECTED] += 1
     assert not levels[True, False]
     assert not levels[False, False]
-    moe = selections.part == MOE
-    hangs = not moe and (selections.sm, selections.flashinfer) == (103, "0.6.7")
-    assert levels[True, True] > (-1 if hangs else 70 if moe else 3000)
-    # Of MoE, no rule speaks of most of what raises.
-    assert levels[False, True] > (-1 if hangs or moe else 100)
+    hangs = (selections.sm, selections.flashinfer) == (103, "0.6.7")
+    attention = selections.part == ATTENTION
+    least = {ATTENTION: -1 if hangs else 3000, MOE: 70, GEMM: 3}[selections.part]
+    assert levels[True, True] > least
+    # Of MoE and GEMMs, no rule speaks of most of what raises.
+    assert levels[False, True] > (100 if attention and not hangs else -1)
 
 
 def test_a_rule_that_rests_on_a_sweep_says_so() -> None:
@@ -126,8 +129,12 @@ def test_moe_is_packed_by_its_own_fields(tmp_path: Path) -> None:
     read = read_selections(file, EvidenceError)
     assert dict(read.kinds()) == outcomes
     assert read.outcome(EXPERTS) == RUNS
-    for other in ({"num_experts": 128}, {"routing": "topk"}, {"quantisation": "mxfp4"}):
-        assert read.outcome(replace(EXPERTS, **other)) == ""
+    for other in (
+        replace(EXPERTS, num_experts=128),
+        replace(EXPERTS, routing="topk"),
+        replace(EXPERTS, quantisation="mxfp4"),
+    ):
+        assert read.outcome(other) == ""
 
 
 def test_a_kept_selection_is_the_evidence_of_a_permission() -> None:
