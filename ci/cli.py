@@ -46,7 +46,6 @@ from .options import (
     options,
     refuse_empty,
 )
-from .plans.command import plan
 from .published.command import published
 from .releases.packages import PACKAGES
 from .score.command import score
@@ -62,7 +61,6 @@ COMMANDS = {
         "gate",
         "bump",
         "support",
-        "plan",
         "published",
         "replay",
         "mutate",
@@ -459,7 +457,6 @@ def list_command(
 
 
 cli.add_command(mutate)
-cli.add_command(plan)
 cli.add_command(published)
 cli.add_command(score)
 cli.add_command(bench)

@@ -35,6 +35,7 @@ Operation = Literal[
     "map_slots",
     "prepare_batch",
     "prepare_steps",
+    "plan",
     "route",
     "moe",
     "batched_moe",

@@ -62,12 +62,14 @@ from .problems import (
     MergeProblem,
     MetadataProblem,
     MoEProblem,
+    PlanProblem,
     Problem,
     QuantizeProblem,
     RouteProblem,
     SlotsProblem,
     StepsProblem,
 )
+from .tensors.planner import plan
 from .validation import KVLayout
 
 # The function has the name of a module that was here before. Importing that module under its old
@@ -96,6 +98,7 @@ __all__ = [
     "MetadataProblem",
     "MoEProblem",
     "NVFP4Tensor",
+    "PlanProblem",
     "Problem",
     "QuantizeProblem",
     "Quantized",
@@ -131,6 +134,7 @@ __all__ = [
     "moe_error_bound",
     "pack_e2m1",
     "paged_attention",
+    "plan",
     "prepare_batch",
     "problem_from_json",
     "quantize",

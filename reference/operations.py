@@ -18,7 +18,16 @@ from .formats.arithmetic import BLOCK_FORMATS, Arithmetic
 from .problems import Problem
 from .problems.field_types import hints_of
 from .problems.from_json import read_problem
-from .tensors import batched_moe, context_parallel, preparation, quantize, slots, steps
+from .tensors import (
+    batched_moe,
+    context_parallel,
+    plan,
+    planner,
+    preparation,
+    quantize,
+    slots,
+    steps,
+)
 from .tensors import inputs as records
 from .tensors import materialise as tensors
 from .tensors import moe_inputs as moe_records
@@ -112,6 +121,7 @@ OPERATIONS = Table("kernelproof.reference.operations.OPERATIONS", {
         preparation.prepared),
     "prepare_steps": Operation(
         problems.StepsProblem, steps.StepsInputs, steps.steps_inputs, steps.prepared_steps),
+    "plan": Operation(problems.PlanProblem, plan.PlanInputs, plan.plan_inputs, planner.plan),
     "route": Operation(
         problems.RouteProblem, moe_records.RouteInputs, moe_tensors.route_inputs,
         oracle.routing, oracle.shapes_of_routing),

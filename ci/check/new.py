@@ -205,6 +205,11 @@ CALLS = {
             after.append(left)
         found[buffer.name] = torch.stack(after)
     return found""",
+    "plan": """\
+    # Write the plan's integers into inputs.workspace, as FlashInfer's kernels read them, and return
+    # its vector, int64: sizes and offsets by the names of reference.tensors.plan.LAYOUTS. Return
+    # an empty one where the workspace has no room.
+    return reference.plan(inputs)  # inputs.call: the batch, its options, the chip""",
     "route": """\
     topk_ids, topk_weights = reference.route(
         inputs.logits,  # [tokens, experts]
@@ -263,6 +268,7 @@ EXAMPLES = {
     "map_slots": ("problem.world > 1", "one rank only"),
     "prepare_batch": ('problem.output != "kv_indices"', "builds kv_indices only"),
     "prepare_steps": ('problem.engine != "vllm"', "keeps vLLM's buffers"),
+    "plan": ('problem.family != "decode"', "plans decode only"),
     "route": ('problem.method != "renormalize"', "renormalize only"),
     "moe": ('problem.activation != "swiglu"', "swiglu only"),
     "batched_moe": ('problem.activation != "swiglu"', "swiglu only"),

@@ -82,6 +82,9 @@ def no_script(kernel: Kernel, kept: Kept | None, verdict: Verdict) -> str:
         f"of equal scores either expert is right, which takes the law to judge: {here}": (
             compared and kept is not None and kept.operation == "route"
         ),
+        f"many plans of a batch are right, which takes the law to judge: {here}": (
+            compared and kept is not None and kept.operation == "plan"
+        ),
         f"each call is within its bound by itself, and the law compares several: {here}": (
             compared and kept is not None and not kept.wrong
         ),

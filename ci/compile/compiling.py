@@ -21,13 +21,14 @@ from typing import TypeVar
 from ...impl.flashinfer.modules import BROKEN, GENERATED, Unit
 from ...impl.gating.knowledge import Compilation, CompiledUnit
 from ...impl.gating.rules import COMPILED, FAILED, INCOMPLETE, STUB, UNJUDGED
+from ...impl.targets.cache import cache_folder
 from ...impl.targets.capability import parse_capability
 from ...impl.targets.data_files import read_json
 from ...properties.findings.files import dumps, write_text
 from ...properties.isolation.machine import cores
 from ..console.errors import MachineError, UsageRefusedError
 from ..console.outputs import Outputs
-from ..releases.sandboxes import cache_folder, sandbox
+from ..releases.sandboxes import sandbox
 from ..releases.subprocess_runner import STOPPED
 from .generating import Job, Plan, Release, choose_units, plan_units, release_in
 from .nvcc import COMPILES, FAILS, UNDECIDED, Compiled, Nvcc, compile_object, find_nvcc

@@ -26,12 +26,12 @@ from pathlib import Path
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
+from ...impl.targets.cache import cache_folder
 from ...impl.targets.target import CPUS
 from ..console.errors import MACHINE, UsageRefusedError
 from .packages import FLASHINFER_PACKAGE, Package
 
 DISTRIBUTION = FLASHINFER_PACKAGE.distribution
-CACHE_VARIABLE = "KERNELPROOF_CACHE"
 PIP_FLAGS = (
     "--no-deps",
     "--only-binary=:all:",  # building one from source takes an hour, and nvcc
@@ -103,15 +103,6 @@ def _refuse_unfetched(given: str | Path, package: Package) -> None:
     if package.unfetched:
         message = f"{given}: {package.distribution} cannot be fetched: {package.unfetched}"
         raise SandboxError(message)
-
-
-def cache_folder() -> Path:
-    """Return the folder in which downloads are kept: see `CACHE_VARIABLE`."""
-    chosen = os.environ.get(CACHE_VARIABLE)
-    if chosen:
-        return Path(chosen).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "kernelproof"
 
 
 def installed_version(package: Package = FLASHINFER_PACKAGE) -> str | None:

@@ -27,7 +27,7 @@ from . import (
     trees,
 )
 from .law import Law
-from .metadata import builders, context_parallel, preparation, promises, steps
+from .metadata import builders, context_parallel, planning, preparation, promises, steps
 
 LAWS: tuple[Law, ...] = (
     *general.LAWS,
@@ -48,6 +48,7 @@ LAWS: tuple[Law, ...] = (
     *preparation.LAWS,
     *promises.LAWS,
     *steps.LAWS,
+    *planning.LAWS,
     *context_parallel.LAWS,
     *append.LAWS,
     *quantisers.LAWS,

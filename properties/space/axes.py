@@ -42,7 +42,7 @@ IN_FP8 = (FP8[0], FP8[0])
 """Cache and queries of kernels that compute in FP8."""
 FREE = (
     "phase", "dtype", "causal", "kv_layout", "num_states", "activation", "method", "outputs",
-    "engine",
+    "engine", "family",
 )  # fmt: skip
 """Axes on which the simplest supported problem is looked for in every combination."""
 LIMITS = ("page_size", "head_dims", "group_size", "head_dim", "sizes", "num_experts", "groups")

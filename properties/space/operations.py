@@ -27,6 +27,7 @@ from .attention_strategies import (
 from .axis_values import Axes
 from .floors import edges_of_experts, edges_owed_by_experts, floor_problems, long_problems
 from .longest import full_batches, longest, of_hidden_tiles, of_one_sign
+from .metadata.planning import many_tiles, plan_problems
 from .metadata.preparation import batch_problems, few_rows, narrow_tables
 from .metadata.steps import steps_problems
 from .metadata.strategies import (
@@ -260,6 +261,10 @@ OPERATIONS = Table("kernelproof.properties.space.operations.OPERATIONS", {
     "prepare_steps": Space(
         steps_problems, sizes.of_batches,
         lengths=sizes.lengths_of_batches,
+    ),
+    "plan": Space(
+        plan_problems, sizes.of_plan,
+        lengths=sizes.lengths_of_plan, wide=many_tiles, light=Light(20_000),
     ),
     "route": Space(
         partial(layers.of_models, strategy=route_problems),

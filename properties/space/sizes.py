@@ -11,6 +11,7 @@ from ...reference import (
     MergeProblem,
     MetadataProblem,
     MoEProblem,
+    PlanProblem,
     QuantizeProblem,
     RouteProblem,
     SlotsProblem,
@@ -122,6 +123,17 @@ def lengths_of_batches(problem: StepsProblem) -> dict[str, int]:
     keys = max(request.keys for step in problem.steps for request in step.requests)
     requests = max(len(step.requests) for step in problem.steps)
     return {"keys": keys, "requests": requests, "batches": len(problem.steps)}
+
+
+def of_plan(problem: PlanProblem) -> str:
+    """Return requests and query tokens of a batch in words."""
+    return f"{len(problem.kv_lens)} requests, {sum(problem.query_lens)} query tokens"
+
+
+def lengths_of_plan(problem: PlanProblem) -> dict[str, int]:
+    """Return keys and queries of the longest request, and requests."""
+    keys, queries = max(problem.kv_lens), max(problem.query_lens)
+    return {"keys": keys, "queries": queries, "requests": len(problem.kv_lens)}
 
 
 def edges_of_batch(problem: AttentionProblem, tile: int, split: int) -> dict[str, bool]:

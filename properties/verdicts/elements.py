@@ -115,6 +115,7 @@ PLACES: dict[str, Callable[[Any, str, Sequence[int], Sequence[int]], Place]] = {
     "map_slots": _unnamed,
     "prepare_batch": _unnamed,
     "prepare_steps": _unnamed,
+    "plan": _unnamed,
     "route": _of_rows("token", "choice"),
     "moe": _of_rows("token", "channel"),
     "batched_moe": _of_experts,

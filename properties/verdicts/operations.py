@@ -58,6 +58,7 @@ class Answers:
         names: the names of the two tensors of ``pair``, for messages.
         unused: which elements of ``pair``'s first tensor nothing is promised of, as a mask that
             broadcasts to it, of the inputs: laws see zeros there; None where all are judged.
+        compared: whether answers are compared with the oracle's. Many plans of a batch are right.
     """
 
     law: str = "parity"
@@ -67,6 +68,7 @@ class Answers:
     judge_apart: Callable[[Implementation, Any, Result], Verdict] | None = None
     names: tuple[str, str] = ("out", "lse")
     unused: Callable[[Any], torch.Tensor] | None = None
+    compared: bool = True
 
     @property
     def has_pair(self) -> bool:
@@ -203,6 +205,7 @@ OPERATIONS = Table("kernelproof.properties.verdicts.operations.OPERATIONS", {
     "map_slots": Answers("slots_parity"),
     "prepare_batch": Answers("batch_parity"),
     "prepare_steps": Answers("steps_parity"),
+    "plan": Answers("plan_keys", compared=False),
     "route": Answers("routing_parity", _weights_and_ids, other_batch=_more_tokens,
                      judge_apart=judge_route, names=("topk_weights", "topk_ids")),
     "moe": Answers("parity", _out, _of_experts, _more_tokens),

@@ -32,6 +32,8 @@ from ..verdicts.text import compact
 Named = dict[str, torch.Tensor]
 CALL, ANSWER = "call.pt", "answer.pt"
 """Files of a folder: what is known before a call, and what came of it."""
+VECTOR = "vector"
+"""The name of an answer that is no buffer of the inputs."""
 SURROUNDINGS = ("storages",)
 """Fields of a record that are no parameters of a kernel."""
 
@@ -125,6 +127,8 @@ class Keeper(Subject):
     def _expected(self, problem: Problem, inputs: Any) -> tuple[Named, Named]:  # noqa: ANN401
         """Return the oracle's answer and its bounds; nothing where the oracle refuses the call."""
         oracle, answers = ORACLES[operation_of(inputs)], OPERATIONS[problem.operation]
+        if not answers.compared:
+            return {}, {}
         try:
             if answers.judge_apart is not None:
                 return _tensors(oracle.answer(inputs)._asdict()), {}
@@ -211,7 +215,7 @@ def _buffer(operation: str, answer: object) -> Named:
     """Return an answer that is one tensor, or a mapping, by name; nothing of any other."""
     if isinstance(answer, Mapping):
         return dict(answer)
-    return {WRITTEN[operation]: answer} if isinstance(answer, torch.Tensor) else {}
+    return {WRITTEN.get(operation, VECTOR): answer} if isinstance(answer, torch.Tensor) else {}
 
 
 def _by_name(caches: tuple[torch.Tensor, ...]) -> Named:

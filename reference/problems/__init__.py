@@ -24,6 +24,7 @@ from .context_parallel import ContextParallelProblem
 from .merge import CONTEXTS, EMPTY_STATES, LSE_LAYOUTS, MERGE_REGIMES, STATE_STRIDES, MergeProblem
 from .metadata import MetadataProblem
 from .moe import MoEProblem, RouteProblem
+from .plan import PlanProblem
 from .preparation import BatchProblem
 from .quantize import QUANTIZE_REGIMES, QuantizeProblem
 from .slots import SlotsProblem
@@ -37,6 +38,7 @@ Problem = (
     | SlotsProblem
     | BatchProblem
     | StepsProblem
+    | PlanProblem
     | RouteProblem
     | MoEProblem
     | BatchedMoEProblem
@@ -69,6 +71,7 @@ __all__ = [
     "MergeProblem",
     "MetadataProblem",
     "MoEProblem",
+    "PlanProblem",
     "Problem",
     "QuantizeProblem",
     "RouteProblem",

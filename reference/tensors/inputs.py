@@ -22,6 +22,7 @@ from ..validation import KVLayout
 from .batched_moe import BatchedMoEInputs
 from .context_parallel import ContextParallelInputs
 from .moe_inputs import MoEInputs, RouteInputs
+from .plan import PlanInputs
 from .preparation import BatchInputs
 from .quantize import QuantizeInputs
 from .slots import SlotInputs
@@ -331,6 +332,7 @@ Inputs = (
     | SlotInputs
     | BatchInputs
     | StepsInputs
+    | PlanInputs
     | RouteInputs
     | MoEInputs
     | BatchedMoEInputs

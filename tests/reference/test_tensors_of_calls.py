@@ -137,6 +137,7 @@ OTHERS = {
     "materialise",  # of a problem
     "problem_from_json",
     "map_slots",  # of integers, which it brings to the host, as the next
+    "plan",
     "prepare_batch",
     "slice_context_parallel",  # of metadata, as the next
     "slice_phases",

@@ -23,6 +23,7 @@ from kernelproof.reference import (
     MergeProblem,
     MetadataProblem,
     MoEProblem,
+    PlanProblem,
     QuantizedFormat,
     QuantizeProblem,
     RouteProblem,
@@ -80,8 +81,8 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         kind.__name__: (kind, {})
         for kind in (
             Arithmetic, AttentionProblem, BatchProblem, BatchedMoEProblem, ContextParallelProblem,
-            MergeProblem, MetadataProblem, MoEProblem, QuantizeProblem, QuantizedFormat,
-            RouteProblem, SlotsProblem, StepsProblem,
+            MergeProblem, MetadataProblem, MoEProblem, PlanProblem, QuantizeProblem,
+            QuantizedFormat, RouteProblem, SlotsProblem, StepsProblem,
         )
     },
 }  # fmt: skip

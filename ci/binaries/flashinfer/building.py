@@ -19,16 +19,18 @@ from typing import Any
 
 from elftools.elf.elffile import ELFFile
 
+from ....impl import flashinfer as adapters
+from ....impl.targets.cache import cache_folder
 from ...compile.compiling import DEADLINE_SECONDS, Work, as_they_end
 from ...compile.generating import Release
 from ...compile.nvcc import Nvcc, first_error, without_paths
 from ...console.errors import MachineError
-from ...releases.sandboxes import cache_folder, quietly
+from ...releases.sandboxes import quietly
 from ...releases.subprocess_runner import run_to_end
 from .kernels import KernelList
 from .recipes import Recipe, recipe_of
 
-DRIVER_SOURCE = Path(__file__).with_name("recording_driver.cpp")
+DRIVER_SOURCE = Path(adapters.__file__).with_name("recording_driver.cpp")
 DRIVER, LAUNCHER = "librecording.so", "launcher.so"
 """Names of the two libraries of a build."""
 _PARAMETERS = "kernelproof_parameters"

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ....impl.gating import load_rules
 from ....impl.gating.rules import parse_version
+from ....impl.targets.cache import cache_folder
 from ....impl.targets.capability import parse_capability
 from ...compile.bodies import parameter_bytes
 from ...compile.fatbins import CodeError
@@ -25,7 +26,6 @@ from ...console.errors import MachineError
 from ...releases.packages import KERNELS_PACKAGE
 from ...releases.sandboxes import (
     SandboxError,
-    cache_folder,
     installed_folder,
     installed_version,
     quietly,

@@ -7,6 +7,7 @@ from typing import Any
 
 from ....reference import BatchProblem, ContextParallelProblem, SlotsProblem
 from ....reference.attention.preparation import OUTPUTS, RESTS
+from ....reference.problems.plan import FAMILIES
 from ....reference.problems.steps import ENGINES
 
 CONTEXT_PARALLEL_AXES: dict[str, tuple[Any, ...]] = {
@@ -39,6 +40,15 @@ BATCH_AXES: dict[str, tuple[Any, ...]] = {
 STEPS_AXES: dict[str, tuple[Any, ...]] = {
     "engine": tuple(ENGINES),
     "page_size": (1, 2, 4, 16, 64, 3),
+}
+CHIPS = (132, 148, 16, 108, 78, 40, 58, 72, 114, 128, 142, 188, 8, 33, 200)
+"""Multiprocessors: H100, B200, a MIG slice, A100, H20, T4, L4, A10, H100 PCIe, RTX 4090, L40S, RTX
+PRO 6000, and of chips that there are not."""
+PLAN_AXES: dict[str, tuple[Any, ...]] = {
+    "family": FAMILIES,
+    "graph": (False, True),
+    "page_size": (1, 16, 64, 8, 128),
+    "multiprocessors": CHIPS,
 }
 SHIFTED = ("hidden_state_mapping",)
 """Outputs that no drafter without hidden states has."""

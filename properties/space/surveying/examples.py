@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ....reference import MergeProblem, MetadataProblem, Problem, StepsProblem
+from ....reference import MergeProblem, MetadataProblem, PlanProblem, Problem, StepsProblem
 from ....reference.operations import Table
 from ..attention_axes import (
     APPEND_AXES,
@@ -22,6 +22,7 @@ from ..attention_axes import (
 from ..metadata.axes import (
     BATCH_AXES,
     CONTEXT_PARALLEL_AXES,
+    PLAN_AXES,
     SLOTS_AXES,
     STEPS_AXES,
     batch_example,
@@ -62,6 +63,7 @@ EXAMPLES = Table("kernelproof.properties.space.surveying.examples.EXAMPLES", {
     "map_slots": Examples(SLOTS_AXES, slots_example),
     "prepare_batch": Examples(BATCH_AXES, batch_example),
     "prepare_steps": Examples(STEPS_AXES, lambda chosen: StepsProblem(**chosen)),
+    "plan": Examples(PLAN_AXES, lambda chosen: PlanProblem(**chosen)),
     "route": Examples(ROUTE_AXES, route_example),
     "moe": Examples(MOE_AXES, moe_example),
     "batched_moe": Examples(BATCHED_AXES, batched_example),

@@ -52,9 +52,10 @@ from kernelproof.ci.binaries.flashinfer.questions import (
 )
 from kernelproof.ci.compile.generating import release_in
 from kernelproof.ci.compile.nvcc import find_nvcc
-from kernelproof.ci.releases.sandboxes import CACHE_VARIABLE, SandboxError, cache_folder
+from kernelproof.ci.releases.sandboxes import SandboxError
 from kernelproof.impl.gating import Feature
 from kernelproof.impl.gating.selections import RAISES, RAISES_FOR_SOME, RUNS
+from kernelproof.impl.targets.cache import CACHE_VARIABLE, cache_folder
 from kernelproof.tests.ci.binaries.device_code import cubin_taking
 
 ARTIFACT = "0123456789" * 4

@@ -17,8 +17,8 @@ from kernelproof.ci.binaries.wheels.libraries import read_library
 from kernelproof.ci.bump.behaviour.shipped import binary_findings
 from kernelproof.ci.bump.verdicts.findings import Chip
 from kernelproof.ci.cli import main
-from kernelproof.ci.releases.sandboxes import CACHE_VARIABLE
 from kernelproof.impl.gating import Target
+from kernelproof.impl.targets.cache import CACHE_VARIABLE
 from kernelproof.tests.ci.binaries.device_code import (
     PRINTS,
     RETURNS,

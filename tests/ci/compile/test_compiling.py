@@ -29,9 +29,9 @@ from kernelproof.ci.compile.nvcc import (
     without_paths,
 )
 from kernelproof.ci.console.errors import MachineError, UsageRefusedError
-from kernelproof.ci.releases.sandboxes import CACHE_VARIABLE, cache_folder
 from kernelproof.impl.flashinfer.modules import Unit
 from kernelproof.impl.gating.knowledge import Compilation, read_compilation
+from kernelproof.impl.targets.cache import CACHE_VARIABLE, cache_folder
 
 FAKE = """\
 #!/bin/sh

@@ -16,6 +16,7 @@ from kernelproof.ci.console.errors import MACHINE, USAGE
 from kernelproof.ci.releases import sandboxes
 from kernelproof.ci.releases.packages import KERNELS_PACKAGE, PACKAGES
 from kernelproof.ci.releases.sandboxes import SandboxError, sandbox
+from kernelproof.impl.targets.cache import cache_folder
 
 PACKAGE = {"flashinfer/__init__.py": "__version__ = '0.0.1'\n"}
 
@@ -233,6 +234,6 @@ def test_what_a_killed_installation_left_is_removed(
 def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KERNELPROOF_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert sandboxes.cache_folder() == Path("/somewhere/kernelproof")
+    assert cache_folder() == Path("/somewhere/kernelproof")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert sandboxes.cache_folder() == Path.home() / ".cache" / "kernelproof"
+    assert cache_folder() == Path.home() / ".cache" / "kernelproof"

@@ -27,6 +27,7 @@ from kernelproof.reference import (
     MergeProblem,
     MetadataProblem,
     MoEProblem,
+    PlanProblem,
     Problem,
     QuantizeProblem,
     RouteProblem,
@@ -44,6 +45,7 @@ PROBLEMS: tuple[Problem, ...] = (
     MetadataProblem(),
     ContextParallelProblem(),
     SlotsProblem(),
+    PlanProblem(),
     BatchProblem(),
     StepsProblem(events=("arrive 3", "run 0", "run 0")),
     RouteProblem(4, 16, 2),
@@ -244,6 +246,7 @@ def test_a_result_whose_own_methods_raise_is_a_crash_that_says_so(problem: Probl
         "map_slots",
         "prepare_batch",
         "prepare_steps",
+        "plan",
         "moe",
         "batched_moe",
     )

@@ -81,7 +81,7 @@ def paged() -> Sequence[AttentionProblem]:
     return draw("paged_attention", 3000)
 
 
-INTEGERS = ("build_metadata", "map_slots", "prepare_batch", "prepare_steps")
+INTEGERS = ("build_metadata", "map_slots", "prepare_batch", "prepare_steps", "plan")
 """Operations whose largest problems are small: a page or a token is a few integers."""
 
 

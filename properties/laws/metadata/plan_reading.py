@@ -7,37 +7,16 @@ scheduler.cuh` and of the kernels that read it (`decode.cuh`, `prefill.cuh`, `ml
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from .answers import Answer
-from .problems import DECODE, FA2, FA3, MLA, PlanProblem
+import torch
 
-LAYOUTS: Mapping[str, tuple[str, ...]] = {
-    DECODE: (
-        "padded_batch_size", "v", "s", "request_indices", "kv_tile_indices", "o_indptr",
-        "block_valid_mask", "kv_chunk_size", "graph", "split_kv",
-    ),
-    FA2: (
-        "padded_batch_size", "total_num_rows", "total_num_rows_at", "cta_tile_q", "request_indices",
-        "qo_tile_indices", "kv_tile_indices", "merge_indptr", "o_indptr", "kv_chunk_size", "v", "s",
-        "block_valid_mask", "graph", "split_kv",
-    ),
-    FA3: (
-        "qo_tile_indices", "qo_indptr", "kv_indptr", "qo_len", "kv_len", "head_indices",
-        "work_indptr", "batch_indices", "same_schedule_for_all_heads",
-    ),
-    MLA: (
-        "num_blks_x", "num_blks_y", "q_indptr", "kv_indptr", "partial_indptr", "merge_start",
-        "merge_end", "merge_partial_start", "merge_partial_end", "merge_stride", "q_len", "kv_len",
-        "q_start", "kv_start", "kv_end", "work_indptr", "partial_o", "partial_lse",
-    ),
-}  # fmt: skip
-"""Names of the numbers of a plan's vector."""
-MLA_TILE = 64
-"""Packed rows of a block of MLA; a cluster has as many tiles as blocks."""
+from ....reference import PlanProblem
+from ....reference.problems.plan import DECODE, FA2, FA3, MLA
+from ....reference.tensors.plan import LAYOUTS, MLA_TILE, TILE, WIDE_TILE
+
 ALL_HEADS = -1
 INT, FLOAT, HALF = 4, 4, 2
 """Bytes of an index, of a partial result, and of one of MLA."""
@@ -97,35 +76,42 @@ class Plan:
 
 
 class Reader:
-    """A plan's vector by name, and its arrays."""
+    """A plan's vector by name, and its arrays in the workspace of integers."""
 
-    def __init__(self, problem: PlanProblem, answer: Answer) -> None:
-        self.problem, self.answer = problem, answer
-        names = LAYOUTS[problem.kind]
-        self.info = dict(zip(names, answer.info, strict=True))
+    def __init__(
+        self, problem: PlanProblem, vector: Sequence[int], workspace: torch.Tensor
+    ) -> None:
+        self.problem, self.workspace = problem, workspace
+        self.info = dict(zip(LAYOUTS[problem.family], vector, strict=True))
         self.used: dict[str, Extent] = {}
 
     def ints(self, name: str, count: int, *, at: str = "") -> Sequence[int]:
         """Return an array of indices; as many as lie in the workspace."""
         start = self.info[at or name]
         self.used[name] = Extent(name, start, start + count * INT)
-        data = self.answer.integers
         # A block past the workspace reads anything; the law of the workspace speaks of it.
-        inside = min(count, max(0, (len(data) - start) // INT)) if start >= 0 else 0
-        found = array("i", data[max(start, 0) : max(start, 0) + inside * INT])
-        return [*found, *[-1] * (count - inside)]
+        room = max(0, (len(self.workspace) - start) // INT) if start >= 0 else 0
+        inside = min(max(count, 0), room)
+        data = self.workspace[max(start, 0) : max(start, 0) + inside * INT]
+        return [*data.clone().view(torch.int32).tolist(), *[-1] * (count - inside)]
 
     def flags(self, name: str, count: int) -> Sequence[bool]:
         """Return an array of bytes as booleans."""
         start = self.info[name]
         self.used[name] = Extent(name, start, start + count)
-        found = self.answer.integers[max(start, 0) : max(start, 0) + count]
+        found = self.workspace[max(start, 0) : max(start, 0) + count].tolist()
         return [each != 0 for each in found] + [False] * (count - len(found))
 
 
-def read_plan(problem: PlanProblem, answer: Answer) -> Plan:
-    """Return what the kernels make of an answer."""
-    return READERS[problem.kind](Reader(problem, answer))
+def read_plan(problem: PlanProblem, vector: Sequence[int], workspace: torch.Tensor) -> Plan:
+    """Return what the kernels make of a plan.
+
+    Args:
+        problem: the batch that was planned.
+        vector: the plan's vector.
+        workspace: its integers, on the host.
+    """
+    return READERS[problem.family](Reader(problem, vector, workspace))
 
 
 def _decode(reader: Reader) -> Plan:
@@ -237,7 +223,7 @@ def _fa3(reader: Reader) -> Plan:
     arrays = {name: reader.ints(name, works) for name in names}
     same = bool(info["same_schedule_for_all_heads"])
     heads = [ALL_HEADS] * works if same else reader.ints("head_indices", works)
-    tile_rows = 192 if problem.head_dim == 64 else 128  # noqa: PLR2004  as the kernel has it
+    tile_rows = WIDE_TILE if problem.head_dim == 64 else TILE  # noqa: PLR2004
     items, stray = list[Item](), dict[int, str]()
     for work in _works(ends, works):
         request, tile = arrays["batch_indices"][work], arrays["qo_tile_indices"][work]

@@ -1,115 +1,112 @@
 """The laws of planning, by coverage: they say what a plan must achieve, and never how.
 
-No law calculates a plan. Each follows the blocks of the release's own plan and counts what they
+No law calculates a plan. Each follows the blocks of the plan that it is given and counts what they
 compute: every query row, each key that it sees once, each partial result merged once.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
-from .answers import Answer, Planner
-from .problems import DECODE, FA3, FLOAT_BYTES, INT_BYTES, PlanProblem
-from .reading import ALL_HEADS, Extent, Item, Plan, place_of, read_plan
+import torch
 
-ADVICE = ("Increase the workspace buffer size", "please consider disabling cuda graph")
-"""Errors by which a release rightly refuses a problem that it has no room for."""
-CHIPS_LAW = "chips"
-"""The law that judges a plan of another chip."""
-Mend = Callable[[PlanProblem, Answer, Plan], Plan]
-"""Takes a known effect out of a plan; returns the plan itself where it has none."""
-LeaveOut = Callable[[PlanProblem, PlanProblem], bool]
+from ....reference import PlanProblem
+from ....reference.problems.plan import DECODE, FA3, MOST
+from ....reference.tensors.plan import FLOAT_BYTES, INT_BYTES, LAYOUTS, PlanInputs
+from ...verdicts.comparison import fail
+from ...verdicts.contained import Stop
+from ...verdicts.subject import Subject
+from ...verdicts.verdict import PASS, VACUOUS, Verdict
+from ..law import PLAN, Law, chosen
+from .plan_reading import ALL_HEADS, Extent, Item, Plan, place_of, read_plan
+
 Segment = tuple[int, int, list[Item]]
 """First and last packed row of a part of a request, and the items that compute it."""
 
 
 @dataclass(frozen=True)
-class Law:
-    """A law of planning.
-
-    Attributes:
-        name: its name.
-        states: what it demands, in a sentence.
-        judge: returns why a plan breaks it, in a sentence; empty where it holds.
-    """
-
-    name: str
-    states: str
-    judge: Callable[[Case], str]
-
-
 class Case:
-    """One problem, the release's plan of it, and the planner to ask for others.
+    """A plan of one batch.
 
     Attributes:
-        planner, problem: the planner, and what it was asked.
-        mends: what takes known effects out of a plan that was read.
-        left_out: whether a known effect keeps a graph of the first problem from the second.
-        answer: the planner's answer.
-        without: names of laws that have a finding already.
+        problem: the batch.
+        vector: the plan's vector.
+        workspace: what it wrote of integers, on the host.
+        spilled: whether a byte behind a workspace was written.
     """
 
-    def __init__(
-        self,
-        planner: Planner,
-        problem: PlanProblem,
-        mends: Sequence[Mend] = (),
-        left_out: Sequence[LeaveOut] = (),
-        answer: Answer | None = None,
-    ) -> None:
-        self.planner, self.problem = planner, problem
-        self.mends, self.left_out = tuple(mends), tuple(left_out)
-        self.answer = planner.plan(problem) if answer is None else answer
-        self.without: Sequence[str] = ()
+    problem: PlanProblem
+    vector: tuple[int, ...]
+    workspace: torch.Tensor
+    spilled: bool
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan as its kernels read it, without known effects."""
-        return self.read(self.answer)
+        """The plan as its kernels read it."""
+        return read_plan(self.problem, self.vector, self.workspace)
 
     @cached_property
-    def on_a_larger_chip(self) -> Case:
-        """The same batch on a chip of twice as many multiprocessors."""
-        larger = replace(self.problem, multiprocessors=2 * self.problem.multiprocessors)
-        return Case(self.planner, larger, self.mends, self.left_out)
-
-    def read(self, answer: Answer) -> Plan:
-        """Return another plan of the problem as its kernels read it, without known effects."""
-        found = read_plan(self.problem, answer)
-        for mend in self.mends:
-            found = mend(self.problem, answer, found)
-        return found
-
-    def mended(self, mends: Sequence[Mend], left_out: Sequence[LeaveOut]) -> Case:
-        """Return the case without more known effects."""
-        mends, left_out = (*self.mends, *mends), (*self.left_out, *left_out)
-        return Case(self.planner, self.problem, mends, left_out, self.answer)
-
-    @property
-    def refused(self) -> bool:
-        """Whether the release rightly has no plan for the problem."""
-        return any(advice in self.answer.error for advice in ADVICE)
+    def broken_workspace(self) -> str:
+        """Why what the kernels use does not lie in the workspaces; empty where it does."""
+        return workspace(self)
 
 
-def answers(case: Case) -> str:
-    """Judge that there is a plan, or a refusal that says what to do."""
-    if case.answer.died:
-        return why_it_died(case.answer)
-    return "" if case.refused or not case.answer.error else f"it raises: {case.answer.error}"
+def planned(
+    subject: Subject, problem: PlanProblem, inputs: PlanInputs | None = None
+) -> Case | None:
+    """Return a plan of a batch; None where the plan function says that it has no room for one.
+
+    Raises:
+        Stop: what it returned is no plan.
+    """
+    inputs = subject.materialise(problem) if inputs is None else inputs
+    result = subject.call(problem, inputs)
+    found = subject.read(lambda given: given if isinstance(given, torch.Tensor) else None, result)
+    if found is None:
+        raise Stop(fail("shape", f"the result is a {type(result).__name__}, not a tensor"))
+    found = subject.usable("vector", found)
+    if found.dtype != torch.int64:
+        raise Stop(fail("dtype", f"the vector is {found.dtype}, not int64"))
+    if tuple(found.shape) == (0,):
+        return None
+    wanted = (len(LAYOUTS[problem.family]),)
+    if tuple(found.shape) != wanted:
+        raise Stop(fail("shape", f"the vector has shape {tuple(found.shape)}, not {wanted}"))
+    spilled = any(
+        (each[INT_BYTES:] != problem.garbage).any() for each in (inputs.workspace, inputs.pinned)
+    )
+    integers = inputs.workspace[:INT_BYTES].cpu().clone()
+    return Case(problem, tuple(found.tolist()), integers, spilled)
 
 
-def why_it_died(answer: Answer) -> str:
-    """Return what became of the process of a plan function that gave no answer."""
-    return answer.error or "the process of the plan function ended"
+Judge = Callable[[Case], str]
+"""Returns why a plan breaks a law, in a sentence; empty where it holds."""
+
+
+def _of_one_plan(judge: Judge) -> Callable[[Subject, PlanProblem], Verdict]:
+    """Return the law that judges one plan; one whose arrays overlap is no plan to be read."""
+
+    def judged(subject: Subject, problem: PlanProblem) -> Verdict:
+        case = planned(subject, problem)
+        if case is None or (judge is not workspace and case.broken_workspace):
+            return VACUOUS
+        return _verdict(judge(case), "wrote_outside" if judge is workspace else "numeric")
+
+    judged.__doc__ = judge.__doc__
+    return judged
+
+
+def _verdict(why: str, kind: str = "numeric") -> Verdict:
+    return fail(kind, why) if why else PASS
 
 
 def workspace(case: Case) -> str:
     """Judge that what the kernels use lies in the workspaces, and nothing of it in one place."""
-    if case.answer.spilled:
+    if case.spilled:
         return "the plan wrote behind a workspace of integers"
     pairs = ((case.plan.integers, INT_BYTES), (case.plan.floats, FLOAT_BYTES))
     return next(filter(None, (_outside(used, size) for used, size in pairs)), "")
@@ -221,63 +218,80 @@ def _few(values: Sequence[int]) -> str:
     return f"{shown}, ... ({len(values)})" if len(values) > 4 else shown  # noqa: PLR2004
 
 
-def leftovers(case: Case) -> str:
-    """Judge that a plan into used buffers is the plan into fresh ones."""
-    second = case.planner.plan(case.problem, after=case.problem.earlier())
-    if second.error or second.died:
-        return f"a second plan into the same buffers raises: {second.error or 'its process ends'}"
-    if second.info != case.answer.info:
-        return "a second plan into the same buffers has another vector"
-    other = case.read(second)
+def leftovers(subject: Subject, problem: PlanProblem) -> Verdict:
+    """Check that a plan into used buffers is the plan into fresh ones."""
+    before = problem.earlier()
+    first = planned(subject, problem)
+    if first is None or first.broken_workspace or not subject.supports(before):
+        return VACUOUS
+    second = _planned_after(subject, problem, before)
+    if second is None:
+        return fail("numeric", "a second plan into the same buffers has no room")
+    if second.vector != first.vector:
+        return fail("numeric", "a second plan into the same buffers has another vector")
     for name in ("items", "merges", "merged_rows", "stray"):
-        if getattr(other, name) != getattr(case.plan, name):
-            return f"a second plan into the same buffers has other {name.replace('_', ' ')}"
-    return ""
+        if getattr(second.plan, name) != getattr(first.plan, name):
+            other = name.replace("_", " ")
+            return fail("numeric", f"a second plan into the same buffers has other {other}")
+    return PASS
 
 
-def chips(case: Case) -> str:
-    """Judge that the same batch is covered on a chip of twice as many multiprocessors."""
-    other = case.on_a_larger_chip
-    if other.refused:
-        return ""
-    for law in (answers, workspace, padding, description, rows, keys, merging):
+def _planned_after(subject: Subject, problem: PlanProblem, before: PlanProblem) -> Case | None:
+    """Return a plan into the buffers that another batch was planned into; None without room."""
+    inputs = subject.materialise(before)
+    subject.call(before, inputs)
+    for each in (inputs.workspace, inputs.pinned):  # what lies behind is judged of one plan only
+        each[INT_BYTES:] = problem.garbage
+    return planned(subject, problem, replace(inputs, call=problem))
+
+
+def chips(subject: Subject, problem: PlanProblem) -> Verdict:
+    """Check that the same batch is covered on a chip of twice as many multiprocessors."""
+    if 2 * problem.multiprocessors > MOST:
+        return VACUOUS
+    larger = replace(problem, multiprocessors=2 * problem.multiprocessors)
+    if not subject.supports(larger):
+        return VACUOUS
+    case, other = planned(subject, problem), planned(subject, larger)
+    if case is None or other is None or case.broken_workspace:
+        return VACUOUS
+    for judge in (workspace, padding, description, rows, keys, merging):
         # What breaks a law on each chip is that law's finding, and not one about chips.
-        why = "" if law.__name__ in case.without else law(other)
-        if why:
-            return f"with {other.problem.multiprocessors} multiprocessors: {why}"
-    return ""
+        if why := judge(other):
+            larger_one = f"with {larger.multiprocessors} multiprocessors: {why}"
+            return VACUOUS if judge(case) else _verdict(larger_one)
+    return PASS
 
 
-def replays(case: Case) -> str:
-    """Judge that a later plan of a graph fits the launch that was captured.
+def replays(subject: Subject, problem: PlanProblem) -> Verdict:
+    """Check that a later plan of a graph fits the launch that was captured.
 
     The launch has the vector of the plan that was captured: its number of blocks and all offsets.
     """
-    problem = case.problem
     # Of a fixed size of parts the wrappers say that a graph is not guaranteed to fit it.
     if not problem.graph or problem.fixed_split:
-        return ""
-    for each in later_batches(problem):
-        if any(left_out(problem, each) for left_out in case.left_out):
+        return VACUOUS
+    first, verdict = planned(subject, problem), VACUOUS
+    for each in later_batches(problem) if first is not None else ():
+        if not subject.supports(each):
             continue
-        second = case.planner.plan(each, after=problem)
-        if any(advice in second.error for advice in ADVICE):
+        second = _planned_after(subject, each, problem)
+        if first is None or second is None:
             continue
-        if second.error or second.died:
-            return f"a later batch raises: {second.error or 'its process ends'}"
-        if second.info != case.answer.info:
-            pairs = enumerate(zip(case.answer.info, second.info, strict=True))
-            place = next(number for number, (one, other) in pairs if one != other)
-            was, now = case.answer.info[place], second.info[place]
-            return f"a later batch has {now} at place {place} of the vector, the graph has {was}"
-    return ""
+        verdict = PASS
+        names = LAYOUTS[problem.family]
+        for name, was, now in zip(names, first.vector, second.vector, strict=True):
+            if was != now:
+                why = f"a later batch of {each.query_lens} query tokens has {name} {now}"
+                return fail("numeric", f"{why}, the graph has {was}")
+    return verdict
 
 
 def later_batches(problem: PlanProblem) -> Iterator[PlanProblem]:
     """Yield batches for which a graph of a problem may be launched again."""
-    later = replace(problem, kv_lens=tuple(keys + 1 + keys // 2 for keys in problem.kv_lens))
+    later = replace(problem, kv_lens=problem.longer(lambda keys: keys + 1 + keys // 2))
     yield later
-    if problem.kind == DECODE or problem.promised_rows:
+    if problem.family == DECODE or problem.promised_rows:
         return
     # One request has all rows of the batch, and all rows that the graph has.
     for rows in dict.fromkeys((sum(problem.query_lens), problem.graph_rows)):
@@ -291,7 +305,7 @@ def later_batches(problem: PlanProblem) -> Iterator[PlanProblem]:
 def _requests(case: Case) -> Iterator[tuple[int, int, list[Segment]]]:
     """Yield each request and head with its rows in parts, within which all have the same items."""
     heads: Sequence[int] = (ALL_HEADS,)
-    if case.problem.kind == FA3 and any(each.head != ALL_HEADS for each in case.plan.items):
+    if case.problem.family == FA3 and any(each.head != ALL_HEADS for each in case.plan.items):
         heads = range(case.problem.num_qo_heads)
     by = defaultdict[tuple[int, int], list[Item]](list)
     for item in case.plan.items:
@@ -323,46 +337,40 @@ def _where(request: int, head: int) -> str:
     return f"request {request}" if head == ALL_HEADS else f"request {request}, head {head}"
 
 
-LAWS: tuple[Law, ...] = (
-    Law("answers", "A plan exists, or the error says what to do.", answers),
-    Law("workspace", "What the kernels use lies in the workspaces, each thing apart.", workspace),
-    Law("padding", "Blocks and rows that only a graph has do nothing.", padding),
-    Law("description", "What the plan repeats of a request is true.", description),
-    Law("rows", "Each query row has work, and no other.", rows),
-    Law("keys", "Each key that a row sees is computed once.", keys),
-    Law("merging", "Each partial result is merged once, into its own row.", merging),
-    Law("leftovers", "A plan into used buffers is as one into fresh ones.", leftovers),
-    Law(CHIPS_LAW, "Twice as many multiprocessors cover the same.", chips),
-    Law("replays", "A later plan fits the launch that a graph captured.", replays),
+LAWS = (
+    Law(
+        "plan_workspace",
+        PLAN,
+        _of_one_plan(workspace),
+        "what the kernels use lies in the workspaces, each thing apart",
+    ),
+    Law(
+        "plan_padding",
+        PLAN,
+        _of_one_plan(padding),
+        "blocks and rows that only a graph has do nothing",
+    ),
+    Law(
+        "plan_description",
+        PLAN,
+        _of_one_plan(description),
+        "what the plan repeats of a request is true",
+    ),
+    Law("plan_rows", PLAN, _of_one_plan(rows), "each query row has work, and no other"),
+    Law("plan_keys", PLAN, _of_one_plan(keys), "each key that a row sees is computed once"),
+    Law(
+        "plan_merging",
+        PLAN,
+        _of_one_plan(merging),
+        "each partial result is merged once, into its own row",
+    ),
+    Law("plan_leftovers", PLAN, leftovers, "a plan into used buffers is as one into fresh ones"),
+    Law("plan_chips", PLAN, chips, "twice as many multiprocessors cover the same"),
+    Law(
+        "plan_replays",
+        PLAN,
+        replays,
+        "a later plan fits the launch that a graph captured",
+        looks_at=({"graph": chosen},),
+    ),
 )
-"""The laws, in the order in which a plan is judged by them."""
-NAMES = tuple(law.name for law in LAWS)
-
-
-def judge(
-    case: Case, without: Sequence[str] = (), excused: Collection[str] = ()
-) -> tuple[str, str]:
-    """Return the first law that a plan breaks and why; two empty texts where it breaks none.
-
-    A refused problem breaks none, and of a plan that is not there nothing else is judged.
-
-    Args:
-        case: the plan.
-        without: laws that have a finding already.
-        excused: laws that a known finding explains on this plan.
-    """
-    case.without = without
-    for law in LAWS:
-        if case.refused or (case.answer.error and law.name != "answers"):
-            break
-        why = law.judge(case) if law.name not in (*without, *excused) else ""
-        if why:
-            return law.name, why
-    return "", ""
-
-
-def broken(case: Case) -> list[str]:
-    """Return the names of all laws that a plan breaks."""
-    if case.answer.error or case.answer.died:
-        return [] if case.refused else ["answers"]
-    return [law.name for law in LAWS if law.judge(case)]
