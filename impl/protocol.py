@@ -40,6 +40,7 @@ Operation = Literal[
     "moe",
     "batched_moe",
     "quantize",
+    "norm_and_quantize",
 ]
 
 OPERATIONS = tuple(ORACLES)

@@ -115,6 +115,7 @@ SHIPPED = {
     "torch-prepare-batch": "torch.preparation:prepare_batch",
     "torch-prepare-steps": "torch.steps:prepare_steps",
     "torch-quantize": "torch.quantize:quantize",
+    "torch-norm-quantize": "torch.norm_quantize:norm_and_quantize",
     "reference-metadata": "torch.reference_metadata:build",
     "reference-plan": "torch.reference_plan:plan",
     "triton-attention": "triton.attention:paged",

@@ -49,6 +49,7 @@ from .moe.activations import ACTIVATIONS
 from .moe.batched import batched_moe
 from .moe.bounds import moe_error_bound
 from .moe.definition import moe
+from .moe.norm_quantize import NormQuantized, norm_and_quantize
 from .moe.routing import Routing, route
 from .moe.routing_bounds import RoutingComparison, compare_routing
 from .moe.routing_methods import METHODS, ROUTING_NAMES
@@ -62,6 +63,7 @@ from .problems import (
     MergeProblem,
     MetadataProblem,
     MoEProblem,
+    NormQuantizeProblem,
     PlanProblem,
     Problem,
     QuantizeProblem,
@@ -98,6 +100,8 @@ __all__ = [
     "MetadataProblem",
     "MoEProblem",
     "NVFP4Tensor",
+    "NormQuantizeProblem",
+    "NormQuantized",
     "PlanProblem",
     "Problem",
     "QuantizeProblem",
@@ -132,6 +136,7 @@ __all__ = [
     "merge_states",
     "moe",
     "moe_error_bound",
+    "norm_and_quantize",
     "pack_e2m1",
     "paged_attention",
     "plan",

@@ -21,6 +21,7 @@ from .problems.from_json import read_problem
 from .tensors import (
     batched_moe,
     context_parallel,
+    norm_quantize,
     plan,
     planner,
     preparation,
@@ -134,6 +135,9 @@ OPERATIONS = Table("kernelproof.reference.operations.OPERATIONS", {
     "quantize": Operation(
         problems.QuantizeProblem, quantize.QuantizeInputs, quantize.quantize_inputs,
         quantize.quantized),
+    "norm_and_quantize": Operation(
+        problems.NormQuantizeProblem, norm_quantize.NormQuantizeInputs,
+        norm_quantize.norm_quantize_inputs, norm_quantize.normed),
 })  # fmt: skip
 """Every operation, in the order in which commands name them."""
 PROBLEM_TYPES: dict[str, type[Problem]] = {

@@ -256,6 +256,27 @@ CALLS = {
         found.scales.shape, inputs.scale_strides, device=inputs.x.device
     )
     return found.codes, scales.copy_(found.scales)""",
+    "norm_and_quantize": """\
+    # Return the codes, and the scales of blocks unless one was given: float32 [rows, columns].
+    import torch
+
+    found = reference.norm_and_quantize(
+        inputs.x,  # [tokens, channels]; rows may lie apart: spare_channels
+        inputs.gamma,  # [channels], the gains
+        inputs.to,  # dtype of the codes, block, scale_format, floor
+        residual=inputs.residual,  # [tokens, channels], or None
+        gamma_offset=inputs.gamma_offset,  # what is added to the gains
+        eps=inputs.eps,
+        scale=inputs.scale,  # float32 [1], or None
+    )
+    if inputs.residual is not None:
+        inputs.residual.copy_(found.residual)  # in place
+    if found.scales is None:
+        return found.codes, None
+    scales = torch.empty_strided(  # as inputs.scale_layout says
+        found.scales.shape, inputs.scale_strides, device=inputs.x.device
+    )
+    return found.codes, scales.copy_(found.scales)""",
 }
 """Body of an adapter that calls the oracle, by operation."""
 EXAMPLES = {
@@ -273,6 +294,7 @@ EXAMPLES = {
     "moe": ('problem.activation != "swiglu"', "swiglu only"),
     "batched_moe": ('problem.activation != "swiglu"', "swiglu only"),
     "quantize": ('problem.scale_layout != "rows"', "scales lie row after row"),
+    "norm_and_quantize": ("problem.gamma_offset", "gains have no offset"),
 }
 """What a kernel may not take, and how it says so, by operation."""
 

@@ -38,6 +38,7 @@ ANSWERS = {
     "prepare_batch": '{"buffer": result}',
     "prepare_steps": "result",
     "quantize": 'dict(zip(("codes", "scales"), result))',
+    "norm_and_quantize": '{**dict(zip(("codes", "scales"), result)), "residual": inputs.residual}',
     "slice_context_parallel": '{name: getattr(result, name) for name in tensors["expected"]}',
 }
 """Code by operation that reads an answer as tensors by name; others are pairs (out, lse)."""

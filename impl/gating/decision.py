@@ -39,6 +39,7 @@ PREFERENCE = {
     ),
     "gemm": ("trtllm-gen",),
     "quantize": ("triton",),
+    "norm_and_quantize": ("cuda", "triton"),
 }
 """Backends that serve, the fastest first: what ``auto`` tries and what a refusal offers."""
 PAGED = ("paged_attention", "append_paged_kv")

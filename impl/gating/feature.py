@@ -19,6 +19,7 @@ OPERATIONS = (
     "moe",
     "gemm",
     "quantize",
+    "norm_and_quantize",
 )
 AUTO = "auto"
 PHASES = ("decode", "prefill", "mixed")

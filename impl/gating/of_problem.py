@@ -55,7 +55,7 @@ def feature_of(problem: Problem, backend: str, *, decodes: bool = False) -> Feat
     if isinstance(problem, RouteProblem):
         return Feature("route", backend, q_dtype=problem.dtype, routing=problem.method)
     if isinstance(problem, QuantizeProblem):
-        return Feature("quantize", backend, q_dtype=problem.dtype)
+        return Feature(problem.operation, backend, q_dtype=problem.dtype)
     if isinstance(problem, MoEProblem):
         return _of_experts(problem, backend)
     if not isinstance(problem, AttentionProblem):

@@ -17,6 +17,7 @@ from ...reference import (
     MergeProblem,
     MetadataProblem,
     MoEProblem,
+    NormQuantizeProblem,
     Problem,
     QuantizeProblem,
     RouteProblem,
@@ -133,6 +134,10 @@ def _matrix_calls(_: Lengths) -> Simple:
             QuantizeProblem(9, 256, dtype, block_rows=1, block_channels=128) for dtype in DTYPES
         ]
     }
+
+
+def _norm_calls(_: Lengths) -> Simple:
+    return {"normalising": [NormQuantizeProblem(9, 256, dtype) for dtype in DTYPES]}
 
 
 def _dtypes() -> list[Change]:
@@ -323,4 +328,5 @@ OPERATIONS = Table("kernelproof.properties.gating.operations.OPERATIONS", {
     "route": Calls(_routing_calls, _routing_changes),
     "moe": Calls(_expert_calls, _expert_changes),
     "quantize": Calls(_matrix_calls, lambda _: _dtypes()),
+    "norm_and_quantize": Calls(_norm_calls, lambda _: _dtypes()),
 })  # fmt: skip

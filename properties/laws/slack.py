@@ -32,6 +32,7 @@ from .law import (
     MERGE,
     METADATA,
     MOE,
+    NORM,
     QUANTIZE,
     ROUTE,
     SLOTS,
@@ -52,8 +53,15 @@ PARITY: dict[str, Callable[[Subject, Any], Verdict]] = {
     **dict.fromkeys(SLOTS, builders.slots_parity),
     **dict.fromkeys(BATCH, preparation.parity),
     **dict.fromkeys(QUANTIZE, quantisers.parity),
+    **dict.fromkeys(NORM, quantisers.norm_parity),
 }
 """Comparisons of answers with the oracle's, by operation."""
+
+
+SLACK = (
+    *ATTENTION, *MERGE, *APPEND, *METADATA, *CONTEXT_PARALLEL, *SLOTS, *BATCH, *QUANTIZE, *NORM
+)  # fmt: skip
+"""Operations whose tensors engines pad."""
 
 
 def slack_rows(subject: Subject, problem: Any) -> Verdict:  # noqa: ANN401  of the operations
@@ -216,7 +224,17 @@ LAWS = (
     ),
     Law(
         "slack_rows",
-        (*ATTENTION, *MERGE, *APPEND, *METADATA, *CONTEXT_PARALLEL, *SLOTS, *BATCH, *QUANTIZE),
+        (
+            *ATTENTION,
+            *MERGE,
+            *APPEND,
+            *METADATA,
+            *CONTEXT_PARALLEL,
+            *SLOTS,
+            *BATCH,
+            *QUANTIZE,
+            *NORM,
+        ),
         slack_rows,
         "garbage behind the rows of a batch, where engines pad queries, states, lses, scales, "
         "lengths, tables and slots, changes nothing",

@@ -44,6 +44,7 @@ from .moe_strategies import (
     size_of_batched,
 )
 from .pairs import Taken, kinds_of_features, pairs_of_features
+from .quantising.norm_strategies import norm_problems
 from .quantising.strategies import quantize_problems
 from .real_drawing import many_values, row_values, wide_problems
 from .simplifying import (
@@ -283,6 +284,11 @@ OPERATIONS = Table("kernelproof.properties.space.operations.OPERATIONS", {
     ),
     "quantize": Space(
         quantize_problems, sizes.of_matrix,
+        simpler_values, timed=sizes.some_tokens, larger=sizes.more_tokens,
+        lengths=sizes.lengths_of_matrix,
+    ),
+    "norm_and_quantize": Space(
+        norm_problems, sizes.of_matrix,
         simpler_values, timed=sizes.some_tokens, larger=sizes.more_tokens,
         lengths=sizes.lengths_of_matrix,
     ),

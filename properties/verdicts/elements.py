@@ -120,5 +120,6 @@ PLACES: dict[str, Callable[[Any, str, Sequence[int], Sequence[int]], Place]] = {
     "moe": _of_rows("token", "channel"),
     "batched_moe": _of_experts,
     "quantize": _of_rows("token", "channel"),
+    "norm_and_quantize": _of_rows("token", "channel"),
 }
 """What names an element of each operation's answer, of its tensor's name, shape and index."""

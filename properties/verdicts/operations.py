@@ -24,7 +24,7 @@ from ...reference.tensors.batched_moe import BatchedMoEInputs
 from ...reference.tensors.inputs import AttentionInputs, MergeInputs
 from ...reference.tensors.moe_inputs import MoEInputs
 from .comparison import Result
-from .quantised import judge_quantised
+from .quantised import judge_normed, judge_quantised
 from .routes import judge_route
 from .verdict import Verdict
 
@@ -213,4 +213,6 @@ OPERATIONS = Table("kernelproof.properties.verdicts.operations.OPERATIONS", {
                            unused=BatchedMoEInputs.unused),
     "quantize": Answers("quantize_parity", _codes_and_scales, judge_apart=judge_quantised,
                         names=("codes", "scales")),
+    "norm_and_quantize": Answers("norm_parity", _codes_and_scales, judge_apart=judge_normed,
+                                 names=("codes", "scales")),
 })  # fmt: skip

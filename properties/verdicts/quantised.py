@@ -15,8 +15,10 @@ from ...reference.formats.quantizers import (
     scale_bounds,
 )
 from ...reference.formats.scale_layouts import swizzle_scales_128x4, unswizzle_scales_128x4
+from ...reference.moe.norm_quantize import norm_bounds, norm_scale_bounds, summed
+from ...reference.tensors.norm_quantize import NormQuantizeInputs
 from ...reference.tensors.quantize import QuantizeInputs
-from .comparison import Check, Result, fail, listed, off
+from .comparison import Check, Result, bitwise, fail, listed, off
 from .verdict import EXACTLY, Verdict
 
 NEGATIVE_ZERO = -1
@@ -29,21 +31,52 @@ def judge_quantised(
     implementation: Implementation, inputs: QuantizeInputs, result: Result
 ) -> Verdict:
     """Judge (codes, scales) of a call; scales are None where one was given."""
-    arithmetic = implementation.arithmetic_of(0)
+    return judge_answer(implementation.arithmetic_of(0), inputs, result)
+
+
+def judge_answer(
+    arithmetic: Arithmetic,
+    inputs: QuantizeInputs,
+    result: Result,
+    numbers: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> Verdict:
+    """Judge (codes, scales) as a call returned them, of x or of numbers between these."""
     codes, scales = result
     if codes.dtype != inputs.to.dtype or codes.shape != inputs.codes_shape:
         return fail("shape", f"codes are {codes.dtype} of shape {list(codes.shape)}")
     codes = inputs.to.elements_of(codes)
     if inputs.scale is not None:
-        return compare_quantised(inputs, arithmetic, None, (codes, None))
+        return compare_quantised(inputs, arithmetic, None, (codes, None), numbers)
     shape, dtype = inputs.scale_shape, inputs.scale_dtype
     if scales is None or scales.dtype != dtype or tuple(scales.shape) != shape:
         return fail("shape", "scales are missing, or of another dtype or shape")
-    bounds = scale_bounds(inputs.x, inputs.to, arithmetic, inputs.factor)
+    bounds = (
+        scale_bounds(inputs.x, inputs.to, arithmetic, inputs.factor)
+        if numbers is None
+        else norm_scale_bounds(numbers, inputs.to, arithmetic)
+    )
     linear = linear_scales(inputs, scales)
     if isinstance(linear, Verdict):
         return linear
-    return compare_quantised(inputs, arithmetic, bounds, (codes, linear))
+    return compare_quantised(inputs, arithmetic, bounds, (codes, linear), numbers)
+
+
+def judge_normed(
+    implementation: Implementation, inputs: NormQuantizeInputs, result: Result
+) -> Verdict:
+    """Judge (codes, scales) of a call of a norm, and the residual in its record."""
+    arithmetic = implementation.arithmetic_of(0)
+    numbers = norm_bounds(inputs.x, inputs.gamma, **inputs.keywords(), arithmetic=arithmetic)
+    return judge_residual(inputs) or judge_answer(arithmetic, inputs, result, numbers)
+
+
+def judge_residual(inputs: NormQuantizeInputs) -> Verdict | None:
+    """Return the FAIL of a residual that is not the sum to the last bit; None if it is."""
+    if inputs.residual is None or inputs.before is None:
+        return None
+    wanted = summed(inputs.x, inputs.before).to(inputs.residual.dtype)
+    found = bitwise("residual", inputs.residual, wanted)
+    return found if found.bad else None
 
 
 def linear_scales(inputs: QuantizeInputs, scales: torch.Tensor) -> torch.Tensor | Verdict:
@@ -69,6 +102,7 @@ def compare_quantised(
     arithmetic: Arithmetic,
     bounds: tuple[torch.Tensor, torch.Tensor] | None,
     answer: tuple[torch.Tensor, torch.Tensor | None],
+    numbers: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> Verdict:
     """Check every scale by its bounds, and every code by the scale that the call gave.
 
@@ -80,6 +114,7 @@ def compare_quantised(
         bounds: the least and the largest scale of each block.
         answer: codes one by one, and scales where they are computed, of the right shapes and
             dtypes.
+        numbers: the least and the greatest that each element may be that is quantised; None: x.
     """
     codes, scales = answer
     scales = None if scales is None else scale_values(scales)
@@ -91,7 +126,11 @@ def compare_quantised(
     if by is None:
         assert inputs.scale is not None  # noqa: S101  it is given where none is computed
         by = given_scale(inputs.x, inputs.scale)
-    low, high = code_bounds(inputs.x, by, inputs.to, arithmetic, inputs.factor)
+    low, high = code_bounds(
+        inputs.x if numbers is None else numbers[0], by, inputs.to, arithmetic, inputs.factor
+    )
+    if numbers is not None:
+        high = code_bounds(numbers[1], by, inputs.to, arithmetic)[1]
     order = order_of(codes)
     wrong = (order < low) | (order > high)
     if inputs.to.is_fp4 and arithmetic.zeros == "unsigned":
@@ -100,8 +139,8 @@ def compare_quantised(
     if not wrong.any():
         return Verdict("PASS", ratio=0.0)
     expected = codes_of(low, inputs.to.dtype)
-    numbers = inputs.to.numbers_of(codes), inputs.to.numbers_of(expected)
-    return _wrong_code((codes, expected), numbers, wrong, (order - low).abs().double())
+    pair = inputs.to.numbers_of(codes), inputs.to.numbers_of(expected)
+    return _wrong_code((codes, expected), pair, wrong, (order - low).abs().double())
 
 
 def _between(name: str, actual: torch.Tensor, least: torch.Tensor, most: torch.Tensor) -> Verdict:

@@ -60,6 +60,7 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
     "quotients": ("division", "once", "approximate", "reciprocal", "inverse"),
     "ties": ("even", "away", "cut", "zero"),
     "zeros": ("signed", "unsigned"),
+    "roots": ("rounded", "approximate"),
 }
 """Values of each field of ``Arithmetic`` that names another choice."""
 
@@ -139,6 +140,10 @@ class Arithmetic:
             from zero (CUDA's ``round``); int8 only: ``"cut"``: what is behind the point is cut off
             (a cast); e2m1 only: ``"zero"``: ties toward zero.
         zeros: codes in e2m1 of what is rounded to 0: ``"signed"``, as x is, or ``"unsigned"``.
+        roots: a norm's 1 / sqrt: ``"rounded"``, a root and a division, or ``"approximate"``: a
+            GPU's, within 2 units in the last place, whose result for a power of four is not
+            defined. Of a norm, ``intermediate`` is what is quantised, and ``combine`` the sum with
+            the residual of which the norm is taken.
 
     Raises:
         ValueError: a format that has no unit roundoff in ``UNIT_ROUNDOFF``, or another choice.
@@ -169,6 +174,7 @@ class Arithmetic:
     quotients: str = "division"
     ties: str = "even"
     zeros: str = "signed"
+    roots: str = "rounded"
 
     def __post_init__(self) -> None:
         """Refuse formats that no bound is known for."""

@@ -24,6 +24,7 @@ from .context_parallel import ContextParallelProblem
 from .merge import CONTEXTS, EMPTY_STATES, LSE_LAYOUTS, MERGE_REGIMES, STATE_STRIDES, MergeProblem
 from .metadata import MetadataProblem
 from .moe import MoEProblem, RouteProblem
+from .norm_quantize import NormQuantizeProblem
 from .plan import PlanProblem
 from .preparation import BatchProblem
 from .quantize import QUANTIZE_REGIMES, QuantizeProblem
@@ -43,6 +44,7 @@ Problem = (
     | MoEProblem
     | BatchedMoEProblem
     | QuantizeProblem
+    | NormQuantizeProblem
 )
 
 __all__ = [
@@ -71,6 +73,7 @@ __all__ = [
     "MergeProblem",
     "MetadataProblem",
     "MoEProblem",
+    "NormQuantizeProblem",
     "PlanProblem",
     "Problem",
     "QuantizeProblem",

@@ -141,7 +141,7 @@ def _values(problem: QuantizeProblem, to: QuantizedFormat, device: torch.device)
     rows = torch.arange(problem.num_tokens, device=device)
     dtype: torch.dtype = getattr(torch, problem.dtype)
     if problem.regime == "ties":
-        return _ties(problem, to, rows).to(dtype)
+        return ties(problem, to, rows).to(dtype)
     values = bell(stream(problem.seed, "x"), rows, problem.num_channels)
     hashes = bits(stream(problem.seed, "which"), rows, problem.num_channels)
     if problem.regime == "outliers":
@@ -154,7 +154,7 @@ def _values(problem: QuantizeProblem, to: QuantizedFormat, device: torch.device)
     return (values * FACTORS.get(problem.regime, {}).get(problem.dtype, 1.0)).to(dtype)
 
 
-def _ties(problem: QuantizeProblem, to: QuantizedFormat, rows: torch.Tensor) -> torch.Tensor:
+def ties(problem: QuantizeProblem, to: QuantizedFormat, rows: torch.Tensor) -> torch.Tensor:
     """Make values halfway between two codes times a scale, or next to it, in the dtype."""
     dtype: torch.dtype = getattr(torch, problem.dtype)
     hashes = bits(stream(problem.seed, "x"), rows, problem.num_channels)

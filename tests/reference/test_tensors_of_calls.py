@@ -110,6 +110,13 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             "quantize_fp8": {"x": X, "scale": torch.ones(1)},
             "dequantize_fp8": {"codes": quantize_fp8(X), "scale": torch.ones(1)},
             "quantize": {"x": X, "to": QuantizedFormat(), "scale": torch.ones(1)},
+            "norm_and_quantize": {
+                "x": X,
+                "gamma": torch.ones(X.shape[1]),
+                "to": QuantizedFormat(),
+                "residual": X,
+                "scale": torch.ones(1),
+            },
             "quantize_e2m1": {"x": X},
             "dequantize_e2m1": {"codes": NIBBLES},
             "pack_e2m1": {"codes": NIBBLES},

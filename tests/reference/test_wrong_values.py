@@ -23,6 +23,7 @@ from kernelproof.reference import (
     MergeProblem,
     MetadataProblem,
     MoEProblem,
+    NormQuantizeProblem,
     PlanProblem,
     QuantizedFormat,
     QuantizeProblem,
@@ -81,7 +82,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         kind.__name__: (kind, {})
         for kind in (
             Arithmetic, AttentionProblem, BatchProblem, BatchedMoEProblem, ContextParallelProblem,
-            MergeProblem, MetadataProblem, MoEProblem, PlanProblem, QuantizeProblem,
+            MergeProblem, MetadataProblem, MoEProblem, NormQuantizeProblem, PlanProblem, QuantizeProblem,
             QuantizedFormat, RouteProblem, SlotsProblem, StepsProblem,
         )
     },

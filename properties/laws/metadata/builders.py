@@ -31,7 +31,17 @@ from ...verdicts.operations import APPENDED
 from ...verdicts.snapshot import Snapshot
 from ...verdicts.subject import Subject
 from ...verdicts.verdict import PASS, VACUOUS, Verdict
-from ..law import APPEND, BATCH, CONTEXT_PARALLEL, METADATA, QUANTIZE, SLOTS, STEPS, Law
+from ..law import (
+    APPEND,
+    BATCH,
+    CONTEXT_PARALLEL,
+    METADATA,
+    NORM,
+    QUANTIZE,
+    SLOTS,
+    STEPS,
+    Law,
+)
 
 COMPARED = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 """Dtypes that torch compares with int32; what another integer holds is not read."""
@@ -153,7 +163,7 @@ def inputs_unchanged(subject: Subject, problem: Problem) -> Verdict:
     before = Snapshot(inputs)
     subject.call(problem, inputs)
     in_place = getattr(inputs, "in_place", False)
-    written = set(APPENDED) if in_place else set()
+    written = set(APPENDED) if in_place else {"residual"} if problem.operation in NORM else set()
     if problem.operation in WRITTEN:
         written = {WRITTEN[problem.operation]}
     if isinstance(inputs, StepsInputs):
@@ -447,7 +457,7 @@ LAWS = (
     ),
     Law(
         "integer_inputs_unchanged",
-        METADATA + CONTEXT_PARALLEL + SLOTS + BATCH + STEPS + APPEND + QUANTIZE,
+        METADATA + CONTEXT_PARALLEL + SLOTS + BATCH + STEPS + APPEND + QUANTIZE + NORM,
         inputs_unchanged,
         "inputs, and the canaries around them, keep every bit",
         weight=0.5,

@@ -38,6 +38,7 @@ from ..moe_axes import (
     route_example,
 )
 from ..quantising.axes import QUANTIZE_AXES, quantize_example
+from ..quantising.norm_axes import NORM_AXES, norm_example
 
 
 @dataclass(frozen=True)
@@ -68,4 +69,5 @@ EXAMPLES = Table("kernelproof.properties.space.surveying.examples.EXAMPLES", {
     "moe": Examples(MOE_AXES, moe_example),
     "batched_moe": Examples(BATCHED_AXES, batched_example),
     "quantize": Examples(QUANTIZE_AXES, quantize_example),
+    "norm_and_quantize": Examples(NORM_AXES, norm_example),
 })  # fmt: skip

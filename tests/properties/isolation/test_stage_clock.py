@@ -22,6 +22,7 @@ from kernelproof.reference import (
     MergeProblem,
     MetadataProblem,
     MoEProblem,
+    NormQuantizeProblem,
     Problem,
     QuantizeProblem,
     RouteProblem,
@@ -36,6 +37,7 @@ SMALL: dict[str, Problem] = {
     "route": RouteProblem(num_tokens=3, num_experts=8),
     "moe": MoEProblem(num_tokens=3),
     "quantize": QuantizeProblem(num_tokens=3),
+    "norm_and_quantize": NormQuantizeProblem(num_tokens=3, residual=True),
 }
 PATH = [str(Path(__file__).parents[1]), *sys.path]
 OTHERS = 4

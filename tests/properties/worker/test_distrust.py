@@ -43,6 +43,7 @@ from kernelproof.reference import (
     MergeProblem,
     MetadataProblem,
     MoEProblem,
+    NormQuantizeProblem,
     PlanProblem,
     Problem,
     QuantizeProblem,
@@ -100,6 +101,10 @@ def honest(operation: Operation) -> Implementation:
         found = answer(inputs)
         if operation == "moe":
             return found.to(inputs.out_dtype)
+        if operation == "norm_and_quantize":
+            if inputs.residual is not None:
+                inputs.residual.copy_(found.residual)
+            return found.codes, found.scales
         if hasattr(found, "lse"):
             return found.out.to(inputs.out_dtype), found.lse
         return found
@@ -122,6 +127,7 @@ TRIED: dict[str, Problem] = {
     "moe": MoEProblem(num_tokens=3),
     "batched_moe": BatchedMoEProblem(counts=(2, 1), most_rows=3),
     "quantize": QuantizeProblem(3, 32, block_rows=1, block_channels=16),
+    "norm_and_quantize": NormQuantizeProblem(3, 32, residual=True),
 }
 
 
