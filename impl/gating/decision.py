@@ -38,7 +38,7 @@ PREFERENCE = {
         "triton",
     ),
     "gemm": ("trtllm-gen",),
-    "quantize": ("triton",),
+    "quantize": ("cuda", "triton"),
     "norm_and_quantize": ("cuda", "triton"),
 }
 """Backends that serve, the fastest first: what ``auto`` tries and what a refusal offers."""

@@ -82,8 +82,8 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         kind.__name__: (kind, {})
         for kind in (
             Arithmetic, AttentionProblem, BatchProblem, BatchedMoEProblem, ContextParallelProblem,
-            MergeProblem, MetadataProblem, MoEProblem, NormQuantizeProblem, PlanProblem, QuantizeProblem,
-            QuantizedFormat, RouteProblem, SlotsProblem, StepsProblem,
+            MergeProblem, MetadataProblem, MoEProblem, NormQuantizeProblem, PlanProblem,
+            QuantizedFormat, QuantizeProblem, RouteProblem, SlotsProblem, StepsProblem,
         )
     },
 }  # fmt: skip

@@ -1,0 +1,189 @@
+"""FlashInfer's norms that quantise, and its quantisers that SM90 runs."""
+
+from __future__ import annotations
+
+import torch
+
+from ...reference import Arithmetic, NormQuantizeProblem, QuantizeProblem
+from ...reference.formats.quantizers import LEAST_NORMAL
+from ...reference.tensors.norm_quantize import NormQuantizeInputs
+from ...reference.tensors.quantize import QuantizeInputs
+from ..targets.refusal import first_reason
+from ..targets.target import Target
+from .backends import CUDA, one_module
+from .calls import flashinfer
+from .claims import needing, no_tokens, offered, unavailable
+from .libraries import library_named
+
+Answer = tuple[torch.Tensor, "torch.Tensor | None"]
+VECTOR = 8
+"""Elements of 16 bits that are loaded at once: where a row's size is no multiple, fewer are, and
+rows must lie multiples of them apart."""
+BLOCK, WIDE_ROWS, WIDEST_ROW = 128, 8192, 16384
+"""Channels of a block of ``fused_add_rmsnorm_fp8_block_quant``; the rows above which a thread has
+twice as many elements, and the widest (``norm.cuh``)."""
+BLOCK_FLOOR = 1e-4
+LARGEST_SCALE = 2.0**125
+"""A GPU flushes the reciprocals of larger numbers to 0."""
+NORM = "flashinfer.norm"
+
+
+def _rows(problem: NormQuantizeProblem, _: Target) -> str | None:
+    return first_reason(
+        (problem.dtype == "float32", "takes 16 bits"),
+        (problem.gamma_offset != 0, "gains have no offset"),
+        (problem.num_channels % VECTOR != 0, f"a row is whole vectors of {VECTOR}"),
+        (problem.spare_channels % VECTOR != 0, f"rows lie multiples of {VECTOR} elements apart"),
+    )
+
+
+def _given(problem: NormQuantizeProblem, _: Target) -> str | None:
+    if problem.scale is None:
+        return "takes the scale of a whole tensor"
+    if not LEAST_NORMAL <= problem.scale <= LARGEST_SCALE:
+        return "a GPU flushes a scale that is no normal float32, or has no normal reciprocal"
+    return None
+
+
+def _added(problem: NormQuantizeProblem, _: Target) -> str | None:
+    return None if problem.residual else "adds a residual"
+
+
+def _not_added(problem: NormQuantizeProblem, _: Target) -> str | None:
+    return "adds no residual" if problem.residual else None
+
+
+NORMS = (unavailable, no_tokens, _rows)
+# `math::rsqrt(smem[0] / float(d) + eps)`, `x * rms_rcp * w * scale_inv` of `1.0f / scale_val`:
+# norm.cuh, built with -use_fast_math. In the CuTe DSL's kernels: `rsqrt(..., fastmath=True)`,
+# `rcp_approx_ftz`.
+BY_RECIPROCALS = Arithmetic(roots="approximate", quotients="reciprocal")
+
+
+@CUDA.adapter(
+    "norm_and_quantize",
+    "flashinfer-rmsnorm-quant",
+    *NORMS,
+    _given,
+    _not_added,
+    offered(NORM, "rmsnorm_quant"),
+    arithmetic=BY_RECIPROCALS,
+    compile_key=one_module("norm"),
+    library=library_named("norm"),
+    build_ahead=True,
+)
+def rmsnorm_quant(inputs: NormQuantizeInputs) -> Answer:
+    """Normalise and quantise by ``rmsnorm_quant``."""
+    codes = torch.empty(inputs.x.shape, dtype=inputs.to.dtype, device=inputs.x.device)
+    flashinfer(NORM).rmsnorm_quant(
+        out=codes, input=inputs.x, weight=inputs.gamma, scale=inputs.scale, eps=inputs.eps
+    )
+    return codes, None
+
+
+@CUDA.adapter(
+    "norm_and_quantize",
+    "flashinfer-add-rmsnorm-quant",
+    *NORMS,
+    _given,
+    _added,
+    offered(NORM, "fused_add_rmsnorm_quant"),
+    arithmetic=BY_RECIPROCALS,
+    compile_key=one_module("norm"),
+    library=library_named("norm"),
+    build_ahead=True,
+)
+def add_rmsnorm_quant(inputs: NormQuantizeInputs) -> Answer:
+    """Add, normalise and quantise by ``fused_add_rmsnorm_quant``."""
+    codes = torch.empty(inputs.x.shape, dtype=inputs.to.dtype, device=inputs.x.device)
+    flashinfer(NORM).fused_add_rmsnorm_quant(
+        out=codes,
+        input=inputs.x,
+        residual=inputs.residual,
+        weight=inputs.gamma,
+        scale=inputs.scale,
+        eps=inputs.eps,
+    )
+    return codes, None
+
+
+def _blocks(problem: NormQuantizeProblem, _: Target) -> str | None:
+    whole = 32 * (8 if problem.num_channels <= WIDE_ROWS else 16)
+    wide = problem.num_channels > WIDEST_ROW
+    return first_reason(
+        (problem.scale is not None, "computes its scales"),
+        (problem.block != (1, BLOCK), f"has a scale for {BLOCK} channels of a row"),
+        (problem.scale_format != "float32", "scales are no powers of two"),
+        (problem.scale_layout != "padded_columns", "scales lie in columns of whole 4 rows"),
+        (problem.floor != BLOCK_FLOOR, f"the largest magnitude counts at least {BLOCK_FLOOR}"),
+        (wide or problem.num_channels % whole, f"a row has {whole} channels or a multiple"),
+    )  # fmt: skip
+
+
+@CUDA.adapter(
+    "norm_and_quantize",
+    "flashinfer-add-rmsnorm-block-quant",
+    *NORMS,
+    _blocks,
+    _added,
+    offered(NORM, "fused_add_rmsnorm_fp8_block_quant"),
+    # The norm is rounded to T; `amax / max_val`, `normed * (max_val / amax)`: norm.cuh.
+    arithmetic=Arithmetic(
+        roots="approximate", intermediate="inputs", scales="approximate", quotients="inverse"
+    ),
+    compile_key=one_module("norm"),
+    library=library_named("norm"),
+    build_ahead=True,
+)
+def add_rmsnorm_block_quant(inputs: NormQuantizeInputs) -> Answer:
+    """Add, normalise and quantise blocks by ``fused_add_rmsnorm_fp8_block_quant``."""
+    x = inputs.x
+    tokens, channels = x.shape
+    codes = torch.empty((tokens, channels), dtype=inputs.to.dtype, device=x.device)
+    columns, padded = channels // BLOCK, inputs.scale_strides[1]
+    scales = torch.empty((columns, padded), dtype=torch.float32, device=x.device)
+    flashinfer(NORM).fused_add_rmsnorm_fp8_block_quant(
+        out=codes,
+        block_scale=scales,
+        normed_out=torch.empty((tokens, channels), dtype=x.dtype, device=x.device),
+        input=x,
+        residual=inputs.residual,
+        weight=inputs.gamma,
+        eps=inputs.eps,
+    )
+    return codes, scales.transpose(0, 1)[:tokens]
+
+
+def _groups(problem: QuantizeProblem, _: Target) -> str | None:
+    group = problem.block[1] or problem.num_channels
+    return first_reason(
+        (problem.codes != "float8_e4m3fn" or not problem.saturate, "gives codes in e4m3"),
+        (problem.scale is not None or problem.block[0] != 1, "has a scale for a group of a row"),
+        (problem.num_channels % group != 0, "a row is whole groups"),
+        (problem.scale_format != "float32", "scales are no powers of two below SM100"),
+        (problem.scale_layout != "rows", "scales lie row after row"),
+        (problem.spare_channels > 0, "rows lie one behind the other"),
+        (problem.num_tokens == 0, "engines make no call without a token"),
+        (problem.dtype == "float32", "takes 16 bits"),
+    )  # fmt: skip
+
+
+@CUDA.adapter(
+    "quantize",
+    "flashinfer-group-quant-8bit",
+    unavailable,
+    needing("cuda.tile", "cuda-tile"),
+    _groups,
+    offered("flashinfer.quantization", "per_token_group_quant_8bit"),
+    # `_absmax / bit8_max`, `y * (1.0 / y_s)`: per_token_group_quant_8bit_cutile.py.
+    arithmetic=Arithmetic(scales="approximate", quotients="reciprocal"),
+)
+def group_8bit(inputs: QuantizeInputs) -> Answer:
+    """Quantise groups of rows by ``per_token_group_quant_8bit``, which cuTile compiles."""
+    codes, scales = flashinfer("flashinfer.quantization").per_token_group_quant_8bit(
+        x=inputs.x,
+        group_size=inputs.to.block[1] or inputs.x.shape[1],
+        eps=inputs.to.floor,
+        dst_dtype=inputs.to.dtype,
+    )
+    return codes, scales
