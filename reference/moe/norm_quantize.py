@@ -19,7 +19,7 @@ from ..formats.quantizers import QuantizedFormat, quantize, scale_bounds
 from ..formats.small_floats import round_to_dtype
 from ..validation import checked_number
 
-ROOT_ERROR = {"rounded": 2.0**-23, "approximate": 2.0**-22}
+ROOT_ERROR = {"rounded": 2.0**-23, "approximate": 2.0**-22 + 2.0**-24}
 """Relative errors of 1 / sqrt by ``Arithmetic.roots``: of a root and a division, each rounded; or
 of 2 units in the last place (CUDA C++ programming guide, ``rsqrtf``)."""
 PRODUCTS = 2.0

@@ -36,7 +36,8 @@ class Blocker:
 sys.meta_path.insert(0, Blocker())
 from kernelproof.impl import Target, find_implementation
 from kernelproof.reference import (
-    AttentionProblem, MergeProblem, MetadataProblem, MoEProblem, QuantizeProblem, RouteProblem,
+    AttentionProblem, MergeProblem, MetadataProblem, MoEProblem, NormQuantizeProblem,
+    QuantizeProblem, RouteProblem,
 )
 for name in {names!r}:
     found = find_implementation(name)
@@ -46,6 +47,7 @@ for name in {names!r}:
         "moe": MoEProblem(),
         "route": RouteProblem(),
         "quantize": QuantizeProblem(),
+        "norm_and_quantize": NormQuantizeProblem(),
     }}.get(found.operation) or AttentionProblem(found.operation, dtype="bfloat16")
     print(found.refusal(problem, Target.here()))
 """
@@ -64,11 +66,11 @@ def refusals(blocked: str, interpret: str) -> list[str]:
 
 
 class TestRefusals:
-    def test_all_ten_are_registered(self) -> None:
+    def test_all_eleven_are_registered(self) -> None:
         assert OURS == [
             "triton-append", "triton-attention", "triton-attention-graph",
             "triton-attention-split-kv", "triton-merge-state", "triton-metadata", "triton-moe",
-            "triton-quantize", "triton-ragged-attention", "triton-route",
+            "triton-norm-quantize", "triton-quantize", "triton-ragged-attention", "triton-route",
         ]  # fmt: skip
 
     def test_without_triton_all_are_unsupported_in_one_sentence(self) -> None:
