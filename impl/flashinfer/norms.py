@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+
 import torch
 
 from ...reference import Arithmetic, NormQuantizeProblem, QuantizeProblem
 from ...reference.formats.quantizers import LEAST_NORMAL
 from ...reference.tensors.norm_quantize import NormQuantizeInputs
 from ...reference.tensors.quantize import QuantizeInputs
-from ..targets.refusal import first_reason
+from ..targets.refusal import Refusal, first_reason
 from ..targets.target import Target
 from .backends import CUDA, one_module
 from .calls import flashinfer
@@ -168,11 +173,24 @@ def _groups(problem: QuantizeProblem, _: Target) -> str | None:
     )  # fmt: skip
 
 
+def _tile_compiler(*_: object) -> Refusal | None:
+    """Refuse machines without the compiler of cuTile, which comes apart from it."""
+    folders = [os.environ.get("PATH", ""), f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/bin"]
+    of_pip = importlib.util.find_spec("nvidia")
+    for place in (of_pip and of_pip.submodule_search_locations) or ():
+        folders += [str(each) for each in Path(place).glob("*/bin")]
+    if shutil.which("tileiras", path=os.pathsep.join(folders)):
+        return None
+    reason = "cuTile's compiler tileiras is not installed: pip install 'cuda-tile[tileiras]'"
+    return Refusal(reason, "package", "nvidia-cuda-tileiras")
+
+
 @CUDA.adapter(
     "quantize",
     "flashinfer-group-quant-8bit",
     unavailable,
     needing("cuda.tile", "cuda-tile"),
+    _tile_compiler,
     _groups,
     offered("flashinfer.quantization", "per_token_group_quant_8bit"),
     # `_absmax / bit8_max`, `y * (1.0 / y_s)`: per_token_group_quant_8bit_cutile.py.
