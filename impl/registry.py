@@ -103,6 +103,8 @@ SHIPPED = {
     "flashinfer-add-rmsnorm-quant": "flashinfer.norms:add_rmsnorm_quant",
     "flashinfer-add-rmsnorm-block-quant": "flashinfer.norms:add_rmsnorm_block_quant",
     "flashinfer-group-quant-8bit": "flashinfer.norms:group_8bit",
+    "flashinfer-nvfp4-append": "flashinfer.norms:nvfp4_pages",
+    "flashinfer-nvfp4-append-slots": "flashinfer.norms:nvfp4_slots",
     "flashinfer-top-k-route": "flashinfer.routing:top_k_route",
     "flashinfer-plan-decode": "flashinfer.planning:decode",
     "flashinfer-plan-fa2": "flashinfer.planning:fa2",

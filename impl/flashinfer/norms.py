@@ -1,16 +1,18 @@
-"""FlashInfer's norms that quantise, and its quantisers that SM90 runs."""
+"""FlashInfer's norms that quantise, and its quantisers and writers of NVFP4 that SM90 runs."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from ...reference import Arithmetic, NormQuantizeProblem, QuantizeProblem
 from ...reference.formats.quantizers import LEAST_NORMAL
+from ...reference.problems.base import is_power_of_two
 from ...reference.tensors.norm_quantize import NormQuantizeInputs
 from ...reference.tensors.quantize import QuantizeInputs
 from ..targets.refusal import Refusal, first_reason
@@ -31,6 +33,10 @@ BLOCK_FLOOR = 1e-4
 LARGEST_SCALE = 2.0**125
 """A GPU flushes the reciprocals of larger numbers to 0."""
 NORM = "flashinfer.norm"
+HEAD, SCALED, PAGE = 64, 16, 16
+"""Channels of a head and of a block in an NVFP4 cache, and slots of a page."""
+UNWRITTEN = 0xA5
+"""What bytes of a cache hold before it is written."""
 
 
 def _rows(problem: NormQuantizeProblem, _: Target) -> str | None:
@@ -205,3 +211,123 @@ def group_8bit(inputs: QuantizeInputs) -> Answer:
         dst_dtype=inputs.to.dtype,
     )
     return codes, scales
+
+
+def _written(problem: QuantizeProblem, _: Target) -> str | None:
+    block = problem.block[1] or problem.num_channels
+    return first_reason(
+        (problem.codes != "e2m1" or problem.scale_format != "e4m3", "writes NVFP4"),
+        (problem.block[0] != 1 or block != SCALED, f"a block has {SCALED} channels of a row"),
+        (problem.num_channels % HEAD != 0, f"a row is whole heads of {HEAD} channels"),
+        (problem.floor != LEAST_NORMAL, "an amax counts as it is"),
+        # Otherwise its product with a scale is rounded once more, which `reciprocal` does not say.
+        (not is_power_of_two(problem.global_scale), "global scales are powers of two here"),
+        (problem.scale_layout != "rows", "scales lie row after row"),
+        (problem.num_tokens == 0, "engines make no call without a token"),
+        (problem.dtype == "float32", "takes 16 bits"),
+    )  # fmt: skip
+
+
+Caches = list[torch.Tensor]
+
+
+def _caches(inputs: QuantizeInputs, pages: int) -> Caches:
+    """Return K, V and their scales as bytes, [pages, slots, heads, ...] of each, not cleared."""
+    heads, device = inputs.x.shape[1] // HEAD, inputs.x.device
+    return [
+        torch.full((pages, PAGE, heads, size), UNWRITTEN, dtype=torch.uint8, device=device)
+        for size in (HEAD // 2, HEAD // 2, HEAD // SCALED, HEAD // SCALED)
+    ]
+
+
+def _read(caches: Caches, slots: torch.Tensor) -> Answer:
+    """Return the codes and scales of each row's slot.
+
+    Raises:
+        RuntimeError: keys and values have other bytes, or a slot of no row was written.
+    """
+    k, v, k_scales, v_scales = (each.flatten(0, 1) for each in caches)
+    if not (k.equal(v) and k_scales.equal(v_scales)):
+        message = "equal keys and values were written as other bytes"
+        raise RuntimeError(message)
+    others = torch.ones(len(k), dtype=torch.bool, device=k.device)
+    others[slots] = False
+    if (k[others] != UNWRITTEN).any() or (k_scales[others] != UNWRITTEN).any():
+        message = "a slot was written that no row has"
+        raise RuntimeError(message)
+    codes, scales = k[slots].flatten(1), k_scales[slots].flatten(1)
+    return codes, scales.view(torch.float8_e4m3fn)
+
+
+WRITERS = replace(
+    CUDA,
+    # `amax / (6.0f * global_scale)`, `value * (1.0f / (sf_rounded * global_scale))`: page.cuh,
+    # built with -use_fast_math.
+    arithmetic=Arithmetic(scales="approximate", quotients="reciprocal"),
+    features=("e2m1_codes", "e4m3_scales"),
+    compile_key=one_module("page"),
+    library=library_named("page"),
+    build_ahead=True,
+)
+PAGES = "flashinfer.page"
+
+
+@WRITERS.adapter(
+    "quantize",
+    "flashinfer-nvfp4-append-slots",
+    unavailable,
+    _written,
+    offered(PAGES, "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping"),
+)
+def nvfp4_slots(inputs: QuantizeInputs) -> Answer:
+    """Quantise rows as keys and values that are written by a slot mapping, the last slot first."""
+    tokens = len(inputs.x)
+    caches = _caches(inputs, tokens // PAGE + 2)
+    last = caches[0].shape[0] * PAGE - 1
+    slots = last - torch.arange(tokens, device=inputs.x.device)
+    rows, (k, v, *scales) = inputs.x.unflatten(1, (-1, HEAD)), caches
+    flashinfer(PAGES).nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
+        append_key=rows,
+        append_value=rows,
+        slot_mapping=slots,
+        paged_kv_cache=(k, v),
+        kv_cache_sf=tuple(each.view(torch.float8_e4m3fn) for each in scales),
+        k_scale=inputs.factor,
+        v_scale=inputs.factor,
+        kv_layout="NHD",
+    )
+    return _read(caches, slots)
+
+
+@WRITERS.adapter(
+    "quantize",
+    "flashinfer-nvfp4-append",
+    unavailable,
+    _written,
+    offered(PAGES, "nvfp4_quantize_append_paged_kv_cache"),
+)
+def nvfp4_pages(inputs: QuantizeInputs) -> Answer:
+    """Quantise rows as the keys and values of one request, whose pages lie the last one first."""
+    tokens, device = len(inputs.x), inputs.x.device
+    pages = -(-tokens // PAGE)
+    caches = _caches(inputs, pages + 1)
+    ids = torch.arange(pages, 0, -1, dtype=torch.int32, device=device)
+    positions = torch.arange(tokens, dtype=torch.int32, device=device)
+    rows, (k, v, *scales) = inputs.x.unflatten(1, (-1, HEAD)), caches
+    flashinfer(PAGES).nvfp4_quantize_append_paged_kv_cache(
+        append_key=rows,
+        append_value=rows,
+        batch_indices=torch.zeros_like(positions),
+        positions=positions,
+        paged_kv_cache=(k, v),
+        kv_cache_sf=tuple(each.view(torch.float8_e4m3fn) for each in scales),
+        kv_indices=ids,
+        kv_indptr=torch.tensor([0, pages], dtype=torch.int32, device=device),
+        kv_last_page_len=torch.tensor(
+            [tokens - PAGE * (pages - 1)], dtype=torch.int32, device=device
+        ),
+        k_scale=inputs.factor,
+        v_scale=inputs.factor,
+        kv_layout="NHD",
+    )
+    return _read(caches, ids.long()[positions // PAGE] * PAGE + positions % PAGE)

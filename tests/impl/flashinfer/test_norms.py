@@ -15,7 +15,8 @@ from kernelproof.impl import Target, find_implementation
 from kernelproof.impl.flashinfer import norms
 from kernelproof.impl.targets.optional import missing
 from kernelproof.impl.torch.norm_quantize import norm_and_quantize
-from kernelproof.properties.laws.quantisers import norm_parity
+from kernelproof.impl.torch.quantize import quantize
+from kernelproof.properties.laws.quantisers import norm_parity, parity
 from kernelproof.properties.seeded.norm_bugs import norm_of_16_bits
 from kernelproof.properties.verdicts.subject import Subject
 from kernelproof.reference import NormQuantizeProblem, QuantizeProblem
@@ -122,3 +123,74 @@ def test_they_are_called_by_their_own_signatures(
     subject = Subject(find_implementation(f"flashinfer-{name}"), Target.here("cpu"), Stages())
     found = norm_parity(subject, NAMES[name])
     assert found.status == "PASS", found.message
+
+
+NVFP4 = QuantizeProblem(
+    37, 128, codes="e2m1", scale_format="e4m3", block_channels=16, floor=2.0**-126,
+    global_scale=2.0**-7, spare_channels=16, seed=3,
+)  # fmt: skip
+WRITERS = ("nvfp4-append", "nvfp4-append-slots")
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_writers_of_nvfp4_take_what_they_say(name: str) -> None:
+    found = find_implementation(f"flashinfer-{name}")
+    assert found.refusal(NVFP4, H200) is None
+    for fields, said in (
+        ({"global_scale": 0.0372}, "powers of two"),
+        ({"num_channels": 96}, "heads of 64"),
+        ({"floor": 1e-10}, "as it is"),
+        ({"dtype": "float32"}, "16 bits"),
+    ):
+        refusal = found.refusal(replace(NVFP4, **fields), H200)  # type: ignore[arg-type]
+        assert refusal is not None
+        assert said in refusal
+
+
+def writing(module: Any, *, outside: bool = False) -> Any:  # noqa: ANN401  flashinfer.page
+    """Stand in for the module: rows are quantised in torch and written slot by slot."""
+
+    def write(name: str, **keywords: Any) -> None:  # noqa: ANN401
+        given = inspect.signature(getattr(module, name)).bind(**keywords).arguments
+        rows, caches = given["append_key"], given["paged_kv_cache"]
+        scales = [each.view(torch.uint8) for each in given["kv_cache_sf"]]
+        subject = Subject(quantize, Target.here("cpu"), Stages())
+        record = subject.materialise(NVFP4)
+        codes, made = quantize(replace(record, x=rows.flatten(1)))
+        if "slot_mapping" in given:
+            slots = given["slot_mapping"].tolist()
+        else:
+            ids = given["kv_indices"].tolist()
+            slots = [ids[p // 16] * 16 + p % 16 for p in given["positions"].tolist()]
+        for row, slot in enumerate(slots):
+            for cache in caches:
+                cache[slot // 16, slot % 16] = codes[row].view(cache.shape[2:])
+            for cache in scales:
+                cache[slot // 16, slot % 16] = made[row].view(torch.uint8).view(cache.shape[2:])
+        if outside:
+            for cache in caches:
+                cache[0, 0] = 0
+
+    names = (
+        "nvfp4_quantize_append_paged_kv_cache",
+        "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping",
+    )
+    return SimpleNamespace(
+        **{name: lambda name=name, **keywords: write(name, **keywords) for name in names}
+    )
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_writers_of_nvfp4_are_read_from_the_slots_of_their_rows(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = pytest.importorskip("flashinfer.page")
+    found = find_implementation(f"flashinfer-{name}")
+    subject = Subject(found, Target.here("cpu"), Stages())
+    for regime in ("iid", "ties", "zeros"):
+        monkeypatch.setattr(norms, "flashinfer", lambda _: writing(module))
+        verdict = parity(subject, replace(NVFP4, regime=regime))
+        assert verdict.status == "PASS", verdict.message
+    monkeypatch.setattr(norms, "flashinfer", lambda _: writing(module, outside=True))
+    with pytest.raises(RuntimeError, match="that no row has"):
+        found(subject.materialise(NVFP4))
