@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 WIDE = torch.float64
 WIDENED = (torch.float16, torch.bfloat16, torch.float32)
@@ -90,7 +90,7 @@ class Steps(TorchDispatchMode):
         self.classes: Counter[str] = Counter()
         self.longest = 1
         self.draws = False
-        self._made: dict[int, int] = {}
+        self._made: dict[int, list[int]] = {}
         self._written: dict[int, list[tuple[int, float]]] = {}
         self._kept: list[torch.Tensor] = []
 
@@ -111,14 +111,28 @@ class Steps(TorchDispatchMode):
         if name in ROUNDED and _floating(first):
             self.units.append(UNITS[first.dtype])
             place = storage_of(first)
-            self._made[place] = len(self.units) - 1
-            self._written[place] = [(self._made[place], 2.0**-24)]
+            self._made[place] = [len(self.units) - 1]
+            self._written[place] = [(len(self.units) - 1, 2.0**-24)]
             self._kept.append(first)  # else another tensor has its address
             self._classify(name, args, first)
         elif name in ("_to_copy", "copy", "clone"):
             source = args[1] if name == "copy" else args[0]
             self._narrow(source, first)
+            self._move([source], first, keep=name == "copy")
+        elif name in MOVED:
+            self._move(tree_leaves(args), first)
         return result
+
+    def _move(self, sources: Iterable[object], result: torch.Tensor, *, keep: bool = False) -> None:
+        """Note the steps that made what is moved into a result, or into a part of it."""
+        place = storage_of(result)
+        steps = list(self._made.get(place, ())) if keep else []
+        for each in sources:
+            if isinstance(each, torch.Tensor):
+                steps += self._made.get(storage_of(each), ())
+        if steps:
+            self._made[place] = sorted(set(steps))
+            self._kept.append(result)
 
     def _classify(self, name: str, args: tuple[Any, ...], result: torch.Tensor) -> None:
         kinds = {"product": PRODUCTS, "sum": SUMS, "scan": SCANS, "softmax": SOFTMAX}
@@ -133,10 +147,10 @@ class Steps(TorchDispatchMode):
         if result.dtype not in WIDENED or not self.units:
             return
         if UNITS[result.dtype] > UNITS[source.dtype]:
-            made = self._made.get(storage_of(source), len(self.units) - 1)
-            self._written.setdefault(storage_of(result), []).append((made, self.units[made]))
+            for made in self._made.get(storage_of(source), [len(self.units) - 1]):
+                self._written.setdefault(storage_of(result), []).append((made, self.units[made]))
+                self.units[made] = max(self.units[made], UNITS[result.dtype])
             self._kept.append(result)
-            self.units[made] = max(self.units[made], UNITS[result.dtype])
         elif storage_of(source) in self._written:
             # A copy of a last result is one too.
             kept = self._written.setdefault(storage_of(result), [])

@@ -332,10 +332,16 @@ def made_certain(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
     Rows of probabilities have one of 1, rows of logits one that is far above the others: whoever
     draws right answers with their place.
+
+    Raises:
+        NoAnswerError: if they are no rows, but such as those of several positions.
     """
     found = dict(inputs)
     for name, each in inputs.items():
         if isinstance(each, torch.Tensor) and each.dim() > 1 and each.is_floating_point():
+            if each.dim() > 2:  # noqa: PLR2004
+                message = "it draws at random"
+                raise NoAnswerError(message)
             places = each.argmax(-1, keepdim=True)
             found[name] = torch.zeros_like(each).scatter_(-1, places, 1)
             if "logits" in name:

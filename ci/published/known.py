@@ -54,6 +54,29 @@ KNOWN = (
         below=100,
     ),
     Known(
+        re.compile("fp8_blockscale_gemm_sm90"),
+        ("parity", "rows"),
+        "scales of FP8 inputs, in the call's own words of shape (M, K // 128), are read column by"
+        " column: with these laid out so in the same shape the answer is right (seen on SM90)",
+    ),
+    Known(
+        re.compile("fp8_blockscale_gemm_sm90"),
+        ("strides",),
+        "its launcher passes pointers only: rows that are further apart are read as dense, without"
+        " an error (csrc/fp8_blockscale_gemm_sm90_binding.cu)",
+    ),
+    Known(
+        re.compile("rope_quantize_fp8_append_paged_kv_cache"),
+        ("parity",),
+        "its reference appends a key's part without RoPE before that with it; the kernel has them"
+        " the other way round (pos_enc.cuh)",
+    ),
+    Known(
+        re.compile("rope_quantize_fp8_append_paged_kv_cache"),
+        ("strides",),
+        "the strides of the cache of keys serve for that of values too (csrc/rope.cu)",
+    ),
+    Known(
         re.compile("mono_moe"),
         ("parity",),
         "its reference has the second half of the first weights as gate; the call, by its own"

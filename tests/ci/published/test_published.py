@@ -220,6 +220,18 @@ def weigh(logits: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return torch.relu(logits.to(torch.float32)) @ weights
 
 
+def turn(x: torch.Tensor) -> torch.Tensor:
+    """Rotate halves and round them to 16 bits before their codes, as a reference does."""
+    one, two = x.to(torch.float32).chunk(2, dim=-1)
+    turned = torch.cat([one * 0.6 - two * 0.8, two * 0.6 + one * 0.8], dim=-1)
+    return turned.to(torch.bfloat16).to(torch.float32).clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
+def test_each_part_of_what_is_rounded_together_is_rounded() -> None:
+    (expected,) = ask(turn, {"x": drawn(512, 256) * 20}).outputs
+    assert compare(expected, expected.honest) is None
+
+
 def test_inputs_of_float32_are_not_rounded_to_16_bits() -> None:
     logits, weights = drawn(40, 64), drawn(64, seed=1).to(torch.float32) * 1.2345
     (expected,) = ask(weigh, {"logits": logits, "weights": weights}).outputs
