@@ -16,6 +16,7 @@ from .kernels import Kernel, KernelList, KernelListError, artifact_path, root_wi
 HEADER = "flashinferMetaInfo.h"
 _ROW = re.compile(r'^\{nullptr, \d+, (\d+), "(\w+)", \d+, "([0-9a-f]{64})"', re.MULTILINE)
 _BUILD = re.compile(r"_sm(\d+[af]?)$")
+_BEGIN = "\n{nullptr,"
 _LENGTH = re.compile(r"ListLen = (\d+);")
 
 
@@ -69,11 +70,13 @@ def read_gemms(root: Path, path: str) -> KernelList:
     try:
         text = header.read_text(encoding="utf-8")
         kernels = tuple(_kernel(*row.groups()) for row in _ROW.finditer(text))
-        length = int(_LENGTH.search(text)[1])  # type: ignore[index]
-    except (OSError, TypeError, ValueError) as error:
+    except (OSError, ValueError) as error:
         message = f"{header}: no list of kernels can be read ({error})"
         raise KernelListError(message) from error
-    if len(kernels) != length:
+    # The list of 0.6.6 does not state its length.
+    stated = _LENGTH.search(text)
+    length = int(stated[1]) if stated else text.count(_BEGIN)
+    if not length or len(kernels) != length:
         message = f"{header}: no list of kernels can be read ({len(kernels)} of {length} rows)"
         raise KernelListError(message)
     return KernelList(path.split("/", maxsplit=1)[0], header.parent, root, kernels)

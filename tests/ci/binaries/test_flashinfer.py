@@ -158,6 +158,11 @@ def test_a_list_of_gemms_is_read_and_found(release: Path, tmp_path: Path) -> Non
     header.write_text(f"size_t tllmGenBatchedGemmListLen = 3;\n{rows}", encoding="utf-8")
     with pytest.raises(KernelListError, match=r"flashinferMetaInfo.h: .*2 of 3 rows"):
         read_gemms(tmp_path / "cubins", folder)
+    header.write_text(f"list[] = {{\n{rows}}};\n", encoding="utf-8")
+    assert len(read_gemms(tmp_path / "cubins", folder).kernels) == 2
+    header.write_text("list[] = {};\n", encoding="utf-8")
+    with pytest.raises(KernelListError, match="0 of 0 rows"):
+        read_gemms(tmp_path / "cubins", folder)
 
 
 def test_what_a_wheel_ships_is_read_from_its_record(tmp_path: Path) -> None:
