@@ -9,6 +9,7 @@ functions with tensors that nothing reads, and writes what each call launched.
 
 from __future__ import annotations
 
+import builtins
 import ctypes
 import gc
 import inspect
@@ -326,6 +327,32 @@ def open_host(request: Mapping[str, Any]) -> Host:
     return host
 
 
+def remember_failed_imports() -> None:
+    """Fail at once where an import failed before.
+
+    Latent attention tries one in each call; its modules are executed again up to what is missing.
+    """
+    usual, failed = builtins.__import__, dict[tuple[Any, ...], ImportError]()
+
+    def imported(
+        name: str,
+        globals: Mapping[str, Any] | None = None,  # noqa: A002  as the function that it replaces
+        locals: Mapping[str, Any] | None = None,  # noqa: A002
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> Any:  # noqa: ANN401  a module
+        key = name, (globals or {}).get("__package__"), tuple(fromlist or ()), level
+        if key in failed:
+            raise failed[key].with_traceback(None)
+        try:
+            return usual(name, globals, locals, fromlist or (), level)
+        except ImportError as error:
+            failed[key] = error
+            raise
+
+    builtins.__import__ = imported
+
+
 Part = tuple[dict[str, Callable[..., Any]], dict[str, Any]]
 """Functions of a release, and enums that their arguments need."""
 
@@ -408,6 +435,7 @@ def main(arguments: Sequence[str]) -> None:
     """Answer a request: a file of JSON, into a file of a line a cell."""
     request = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     host = open_host(request)
+    remember_failed_imports()
     with Path(arguments[1]).open("w", encoding="utf-8") as lines:
         for each in answers_in_forks(host, request["cells"]):
             lines.write(json.dumps(each) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import builtins
 import ctypes
 import json
 import os
@@ -30,7 +31,11 @@ from kernelproof.ci.binaries.flashinfer.asking import (
 from kernelproof.ci.binaries.flashinfer.building import DRIVER_SOURCE, Build, build_launcher
 from kernelproof.ci.binaries.flashinfer.experts import ENUMS, FUNCTIONS
 from kernelproof.ci.binaries.flashinfer.gemms import FAMILIES, find_gemms, read_gemms
-from kernelproof.ci.binaries.flashinfer.host import Host, answers_in_forks
+from kernelproof.ci.binaries.flashinfer.host import (
+    Host,
+    answers_in_forks,
+    remember_failed_imports,
+)
 from kernelproof.ci.binaries.flashinfer.kernels import (
     KERNELS,
     VARIABLE,
@@ -330,6 +335,22 @@ def test_a_host_that_dies_costs_the_kind_that_it_dies_of() -> None:
         *("k", {"died": signal.SIGFPE}),
         "k",
     ]
+
+
+def test_an_import_that_failed_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "tries_in_vain.py"
+    lines = "import builtins\nbuiltins.tries += 1\nimport there_is_no_such_module\n"
+    module.write_text(lines, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(builtins, "tries", 0, raising=False)
+    monkeypatch.setattr(builtins, "__import__", builtins.__import__)
+    remember_failed_imports()
+    for _ in range(3):
+        with pytest.raises(ModuleNotFoundError, match="there_is_no_such_module"):
+            import tries_in_vain  # type: ignore[import-not-found]  # noqa: F401
+    assert vars(builtins)["tries"] == 1
 
 
 def test_what_our_own_host_cannot_ask_is_no_death_of_a_release() -> None:
