@@ -28,7 +28,7 @@ from ..gating.rules import version_matches
 from ..protocol import Implementation, implementation
 from ..targets.backends import FLASHINFER
 from ..targets.cache import cache_folder
-from ..targets.optional import absent
+from ..targets.optional import missing
 from ..targets.refusal import Refusal
 from ..targets.target import Target, UnsupportedError
 from .calls import version
@@ -79,11 +79,21 @@ def compiler() -> str | None:
     return shutil.which("nvcc", path=str(Path(home, "bin"))) if home else shutil.which("nvcc")
 
 
+def _data() -> Path | None:
+    """Return the folder of the release's sources, without importing it; None where it is not."""
+    try:
+        spec = importlib.util.find_spec("flashinfer")
+    except ImportError:
+        return None
+    places = spec.submodule_search_locations if spec else None
+    return Path(places[0]) / "data" if places else None
+
+
 def unavailable(target: Target) -> Refusal | None:
     """Return the reason why no plan function can be asked here."""
     if target.device != "cpu":
         return Refusal("plan functions are host code: a CPU judges them", "device", "a CPU")
-    if lacking := absent("flashinfer", FLASHINFER):
+    if _data() is None and (lacking := missing("flashinfer", "flashinfer")):
         return lacking
     if not version_matches(version(), RELEASES):
         reason = f"plans of flashinfer {version()} have another layout: {RELEASES} is known"
@@ -94,20 +104,15 @@ def unavailable(target: Target) -> Refusal | None:
     return None
 
 
-def _data() -> Path:
-    """Return the folder of the release's sources; FlashInfer is not imported."""
-    spec = importlib.util.find_spec("flashinfer")
-    return Path(((spec and spec.submodule_search_locations) or [""])[0]) / "data"
-
-
 @functools.cache
 def library() -> Path:
     """Return where the release's plan functions lie once they are built."""
+    data = _data() or Path()
     told = subprocess.run(
         [str(compiler()), "--version"], check=False, capture_output=True, text=True
     )
     digest = hashlib.sha256(f"{told.stdout} {FLAGS}".encode())
-    for source in (*SOURCES, *sorted((_data() / "include").rglob("*.*h"))):
+    for source in (*SOURCES, *sorted((data / "include").rglob("*.*h"))):
         digest.update(source.read_bytes())
     name = f"plans-{version()}-{digest.hexdigest()[:16]}"
     return cache_folder() / "launchers" / name / LIBRARY
@@ -119,7 +124,7 @@ def build(into: Path) -> None:
     Raises:
         UnsupportedError: the compiler fails.
     """
-    data = _data()
+    data = _data() or Path()
     scheduler = data / "include" / "flashinfer" / "attention" / "scheduler.cuh"
     text = scheduler.read_text(encoding="utf-8")
     into.parent.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ IDENTITIES = ("seed", "request_ids", "token_ids")
 """Fields that choose random numbers: no fault depends on them."""
 SIZES = {"most_keys": 0, "most_queries": 0, "num_requests": 1, "num_pages": 1}
 """Properties of a problem that count something, beside its fields, and the least of each."""
-LENGTHS = ("query_lens", "seq_lens")
+LENGTHS = ("query_lens", "seq_lens", "kv_lens")
 MOST_VALUES = 3
 """Most values of one field that failing problems may have for the field to be named."""
 IGNORED = " are ignored: "

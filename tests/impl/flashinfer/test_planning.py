@@ -27,7 +27,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     planning.compiler.cache_clear()
     monkeypatch.setattr(planning, "version", lambda: "0.7.2")
-    monkeypatch.setattr(planning, "absent", lambda *_: None)
+    monkeypatch.setattr(planning, "_data", Path)
 
 
 @pytest.mark.usefixtures("no_compiler")
@@ -43,7 +43,7 @@ def test_without_nvcc_it_is_unsupported(family: str) -> None:
 def test_other_machines_and_releases(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = planning.unavailable(Target(sm=90))
     assert gpu == "plan functions are host code: a CPU judges them"
-    monkeypatch.setattr(planning, "absent", lambda *_: None)
+    monkeypatch.setattr(planning, "_data", Path)
     monkeypatch.setattr(planning, "version", lambda: "0.6.7")
     old = planning.unavailable(CPU)
     assert old == "plans of flashinfer 0.6.7 have another layout: >=0.6.13 is known"

@@ -43,7 +43,7 @@ class Blocker:
 sys.meta_path.insert(0, Blocker())
 from kernelproof.impl import Target, find_implementation
 from kernelproof.reference import (
-    AttentionProblem, BatchProblem, MergeProblem, MoEProblem, RouteProblem
+    AttentionProblem, BatchProblem, MergeProblem, MoEProblem, PlanProblem, RouteProblem
 )
 here = Target.here()
 for name in {names!r}:
@@ -57,6 +57,7 @@ for name in {names!r}:
         "route": RouteProblem(),
         "moe": MoEProblem(),
         "prepare_batch": BatchProblem(),
+        "plan": PlanProblem(),
     }}[found.operation]
     print(found.refusal(problem, here))
 """

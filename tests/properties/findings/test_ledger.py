@@ -421,7 +421,7 @@ OTHERWISE: tuple[dict[str, Any], ...] = (
     {"custom_mask": False}, {"num_groups": 1, "topk_groups": 1}, {"q_dtype": ""}, {"bias": False},
     {"head_dim_qk": 64, "head_dim_vo": 64}, {"num_heads": 1}, {"top_k": 1}, {"num_kv_heads": 1},
     {"top_k": 2}, {"top_k": 8}, {"sink_tokens": 0}, {"sinks": False}, {"chunk": 0},
-    {"two_sided_window": False},
+    {"two_sided_window": False}, {"window_left": -1}, {"graph": False}, {"group_size": 1},
 )  # fmt: skip
 """What a problem may be besides, so that it is none that an entry is about."""
 
@@ -526,6 +526,7 @@ class TestShipped:
     ) -> None:
         assert set(laws) <= {
             "page_size_invariance", "chunked_prefill", "appended_pairs", "scale_homogeneity",
+            *(each.name for each in laws_of("plan")),
             "host_runs_ahead", "contiguity", "life_cycle", "unused_memory", "verify_chain",
             "row_containment", "tree_siblings", "tree_paths", "slack_rows", "extreme_codes",
             "pages_behind_window",
