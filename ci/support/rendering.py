@@ -33,6 +33,8 @@ STYLES = {"refused": "bold red", "unknown": "dim", "supported": "green"}
 """Styles of what the rules say, in the order in which reasons are printed."""
 MOST_LINES = 25
 """Number of lines of the answer to one question."""
+MOST_NAMES = 21
+"""Characters of operations' names that share a row, which leaves room for the other columns."""
 MOST_TITLES = 2
 """Number of calls that a reason names."""
 SIGNS = {"supported": "yes", "refused": "**no**", "unknown": "-"}
@@ -119,7 +121,7 @@ def _shown(
 def _summaries(made: Matrix) -> Iterator[list[Text | Table]]:
     """Yield tables of what backends serve, those of equal answers in one row.
 
-    Each names fewer calls than the one before.
+    Each names fewer calls than the one before; in the last, operations of equal rows share one.
     """
     answers: dict[str, dict[tuple[tuple[str, ...], ...], list[str]]] = {}
     titles: dict[str, list[str]] = {}
@@ -133,14 +135,31 @@ def _summaries(made: Matrix) -> Iterator[list[Text | Table]]:
         answers.setdefault(operation, {}).setdefault(allowed, []).append(backend)
     names = ", ".join(map(capability_name, made.chips))
     heading = Text(f"flashinfer-python {made.version} on {names}; any other call is refused")
-    for most in range(max(map(len, titles.values())), 0, -1):
+    for most in (*range(max(map(len, titles.values())), 0, -1), 0):
         table = _table("operation", "backends", "calls that they serve")
+        rows_of: dict[tuple[str, str, str], list[str]] = {}
         for operation, alike in answers.items():
             for allowed, backends in alike.items():
-                said = _calls_by_chip(made, allowed, titles[operation], most)
+                said = _calls_by_chip(made, allowed, titles[operation], most or 1)
+                apart = operation if most or said != "all" else ""
                 if said:
-                    table.add_row(operation, ", ".join(backends), said)
+                    rows_of.setdefault((apart, ", ".join(backends), said), []).append(operation)
+        for (_, backends_of, said), named in rows_of.items():
+            for several in _joined(named):
+                table.add_row(several, backends_of, said)
         yield [heading, Text(), table]
+
+
+def _joined(names: Sequence[str]) -> list[str]:
+    """Return names in few cells of ``MOST_NAMES`` characters."""
+    cells: list[str] = []
+    for name in sorted(names, key=len, reverse=True):
+        fitting = (i for i, each in enumerate(cells) if len(f"{each}, {name}") <= MOST_NAMES)
+        if (place := next(fitting, None)) is None:
+            cells.append(name)
+        else:
+            cells[place] += f", {name}"
+    return cells
 
 
 def _calls_by_chip(

@@ -142,7 +142,7 @@ def test_writers_of_nvfp4_take_what_they_say(name: str) -> None:
         ({"floor": 1e-10}, "as it is"),
         ({"dtype": "float32"}, "16 bits"),
     ):
-        refusal = found.refusal(replace(NVFP4, **fields), H200)  # type: ignore[arg-type]
+        refusal = found.refusal(replace(NVFP4, **fields), H200)
         assert refusal is not None
         assert said in refusal
 
