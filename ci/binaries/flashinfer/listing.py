@@ -48,7 +48,7 @@ MOE_ACTIVATIONS = {
 """What the names of first GEMMs say of their activation."""
 MOE_BLOCKS = "dsFp8"
 """Part of the names of GEMMs with DeepSeek's scales of blocks; SwiGLU is another kernel then."""
-_GEMM = re.compile(r"(?:bmm|gemm)_[^_]+_(\w+?)_Fp32_")
+_GEMM = re.compile(r"(?:bmm|gemm)_[^_]+_([^_]+)_")
 Key = tuple[int, str, str, str, str, str, bool]
 
 

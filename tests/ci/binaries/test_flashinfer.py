@@ -528,6 +528,7 @@ def test_a_list_of_gemms_alone_says_whether_there_is_one_of_types_and_activation
         "bmm_E2m1_E2m1E2m1_Fp32_Ab16_swiGlu_dynB_sm100f",
         "bmm_E4m3_E4m3E4m3_Fp32_t128_noShfl_dsFp8_sm100f",
         "bmm_E4m3_E4m3E4m3_Fp32_t128_relu2_sm103a",
+        "bmm_Bfloat16_MxE2m1Bfloat16_castBfloat16_patch_Fp32_Ab32_swiGlu_sm100f",
     )
     gemms = tuple(Kernel(name, name[name.rindex("_sm") + 3 :], 0, SHA, {}) for name in names)
     kernels = KernelList(ARTIFACT, Path("include"), Path("cubins"), gemms)
@@ -535,6 +536,7 @@ def test_a_list_of_gemms_alone_says_whether_there_is_one_of_types_and_activation
         MOE: (True, True),
         replace(MOE, activation="geglu"): (False, False),
         replace(MOE, quantisation="fp8_block"): (True, True),
+        replace(MOE, quantisation="mxfp4"): (True, True),
         replace(MOE, quantisation="fp8_per_tensor"): (False, False),
         replace(MOE, quantisation="fp8_per_tensor", activation="relu2"): (False, True),
         replace(MOE, quantisation="fp8_per_tensor", activation="relu"): (False, False),
