@@ -347,14 +347,14 @@ def sum_over_x(inputs: NormQuantizeInputs) -> Answer:
 
 @seeded(BUGS, NORM, "integer_inputs_unchanged")
 def residual_beyond_its_rows(inputs: NormQuantizeInputs) -> Answer:
-    """Write whole vectors of the residual, where a row ends within one."""
+    """Write one element behind the residual's last row."""
     found = _quantised(_norm(inputs))
     residual = inputs.residual
-    if residual is not None and residual.stride(0) > residual.shape[1] and len(residual) > 1:
-        beyond = residual.as_strided(
-            (len(residual) - 1, 1), residual.stride(), residual.storage_offset() + residual.shape[1]
-        )
-        beyond.zero_()
+    if residual is not None and len(residual):
+        end = residual.storage_offset() + (len(residual) - 1) * residual.stride(0)
+        end += residual.shape[1]
+        if end < residual.untyped_storage().nbytes() // residual.element_size():
+            residual.as_strided((1,), (1,), end).zero_()
     return found
 
 
