@@ -79,8 +79,8 @@ KNOWN = (
     Known(
         re.compile("mono_moe"),
         ("parity",),
-        "its reference has the second half of the first weights as gate; the call, by its own"
-        " words, and its kernel have the first",
+        "its reference has the second half of the first weights as gate; the template's text and"
+        " the kernel have the first",
     ),
 )
 """Findings that are settled."""
