@@ -2,9 +2,10 @@
 
 Error analysis by samples. Each of ``SAMPLES`` evaluations has every step disturbed at random by the
 rounding that this step has in the call's own formats: a step, a function or a conversion by its
-format's unit, a sum of K terms by sqrt(K) units of float32 of its absolute terms, an operand of a
-product by the format of tensor cores where it does not fit into that. Two more have the errors of
-approximate functions, all to one side. How far these spread is how far roundings move an answer.
+format's unit, a sum of K terms by sqrt(K) units of float32 of itself and of its root sum of
+squares, an operand of a product by the format of tensor cores where it does not fit into that. Two
+more have the errors of approximate functions, all to one side. How far these spread is how far
+roundings move an answer.
 """
 
 from __future__ import annotations
@@ -364,8 +365,3 @@ def arithmetic_class(steps: Steps, outputs: Sequence[Expected]) -> str:
     if "integers" in kinds:
         parts.append("integers")
     return ", ".join(parts) or "copies"
-
-
-def unit(dtype: torch.dtype) -> float:
-    """Return the unit roundoff of a format."""
-    return UNITS[dtype]

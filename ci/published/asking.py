@@ -78,6 +78,8 @@ class Asked:
                 if said.get("lost"):
                     worker.renew()
                 found["problems"] += said["problems"]
+                if "why" in said:
+                    found["parts"] = {**found.get("parts", {}), part: said["why"]}
                 found["findings"] += [
                     {"law": part, "why": each["why"]} for each in said.get("findings", ())
                 ]
@@ -117,7 +119,7 @@ def _with_known(said: dict[str, Any], chip: int) -> dict[str, Any]:
     """Return a call with the text of each finding that is known."""
     answers = [each["answer"].get("findings", ()) for each in said["problems"]]
     for finding in (*said.get("findings", ()), *(each for group in answers for each in group)):
-        if text := known_text(said["name"], finding["law"], chip):
+        if text := known_text(said["name"], finding["law"], finding["why"], chip):
             finding["known"] = text
     return said
 
@@ -167,7 +169,11 @@ def judge_release(
 
         def work(pool: WorkerPool, numbers: queue.SimpleQueue[int], *, alone: bool) -> None:
             while time.monotonic() < end and (number := _next(numbers)) is not None:
-                said = _with_known(asked.found_of(pool, number, calls[number]), chip)
+                try:
+                    said = _with_known(asked.found_of(pool, number, calls[number]), chip)
+                except Exception as error:  # noqa: BLE001  no call may be lost
+                    why = f"the harness raises {type(error).__name__}: {error}"
+                    said = {**_lacking(calls[number]), "state": "ended", "why": why}
                 with lock:
                     if _lacks_memory(said) and not alone:
                         later.put(number)

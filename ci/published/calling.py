@@ -13,12 +13,13 @@ from typing import Any
 import torch
 
 from ...properties.verdicts.specialising import Stages, watched
-from .answers import Expected, as_bytes, flat_inputs, leaves
+from .answers import Expected, flat_inputs, leaves, same
 from .release import Published
 
 FENCE = 4096
 """Bytes before and behind each tensor that nothing may write."""
-FENCED = 0xA5
+FENCED = 0xFF
+"""What stands there: NaN in every floating format, so that it shows what reads it."""
 WORKSPACE = 128 * 2**20
 PADDING = 32
 """Bytes by which rows are further apart, where strides are tried: vectors stay aligned."""
@@ -38,18 +39,31 @@ class NotCalledError(Exception):
 
 @dataclass
 class Fenced:
-    """Copies of a problem's inputs, each in memory of its own with a fence on both sides."""
+    """Copies of a problem's inputs, each in memory of its own with a fence on both sides.
+
+    Attributes:
+        inputs: the copies.
+        fences: the memory of each, by where it is, and its elements in it as integers.
+    """
 
     inputs: dict[str, Any]
-    fences: dict[str, Sequence[torch.Tensor]] = field(default_factory=dict)
+    fences: dict[str, tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]] = field(
+        default_factory=dict
+    )
 
     def broken(self) -> list[str]:
-        """Return the tensors outside of which something was written."""
-        return [
-            path
-            for path, fences in self.fences.items()
-            if any(bool((each != FENCED).any()) for each in fences)
-        ]
+        """Return the tensors outside of whose elements something was written."""
+        found = []
+        for path, (memory, elements) in self.fences.items():
+            rest = memory.clone()
+            elements(rest).fill_(-1)
+            if bool((rest != FENCED).any()):
+                found.append(path)
+        return found
+
+
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers by their size in bytes; -1 has the bits of the fence."""
 
 
 def may_be_strided(value: torch.Tensor) -> bool:
@@ -86,14 +100,19 @@ def fenced(inputs: Mapping[str, Any], *, strided: Collection[str] = ()) -> Fence
         )
         size = (span if value.numel() else 0) * value.element_size()
         memory = torch.full((FENCE + size + FENCE,), FENCED, dtype=torch.uint8, device=value.device)
-        inner = memory[FENCE : FENCE + size].view(value.dtype)
-        result = torch.as_strided(inner, value.shape, strides) if value.numel() else value.clone()
-        if value.numel():
-            # Of an axis that was expanded one element is in memory, and is written once.
-            once = [slice(0, 1) if stride == 0 else slice(None) for stride in strides]
-            result[tuple(once)].copy_(value[tuple(once)])
-        found.fences[path] = (memory[:FENCE], memory[FENCE + size :])
-        return result
+
+        def within(memory: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+            inner = memory[FENCE : FENCE + size].view(dtype)
+            return torch.as_strided(inner, shape, strides)
+
+        # Of an axis that was expanded one element is in memory, and is written once.
+        once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)
+        shape = value[once].shape if value.numel() else value.shape
+        integers = INTEGERS[value.element_size()]
+        found.fences[path] = (memory, lambda memory: within(memory, integers))
+        copied = within(memory, value.dtype)
+        copied.copy_(value[once] if value.numel() else value)
+        return copied.expand(value.shape)
 
     found.inputs = copy(dict(inputs), "")
     return found
@@ -152,7 +171,8 @@ def replayed(published: Published, inputs: Mapping[str, Any], stages: Stages) ->
         with torch.cuda.graph(graph):
             returned = function(**given)
         for path, each in _paths(copies.inputs):
-            each.copy_(before[path])
+            once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in each.stride())
+            each[once].copy_(before[path][once])
         graph.replay()
         torch.cuda.synchronize()
     return _called(copies, before, returned)
@@ -160,17 +180,13 @@ def replayed(published: Published, inputs: Mapping[str, Any], stages: Stages) ->
 
 def _called(copies: Fenced, before: Mapping[str, torch.Tensor], returned: object) -> Called:
     after = dict(_paths(copies.inputs))
-    changed = {path for path, each in after.items() if not _same(before[path], each)}
+    changed = {path for path, each in after.items() if not same(before[path], each)}
     found = [each for _, each in leaves(returned)]
     return Called(found, after, changed, copies.broken())
 
 
 def _paths(inputs: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:
     return list(leaves(flat_inputs(inputs)))
-
-
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(as_bytes(one), as_bytes(other))
 
 
 def _bound(
@@ -259,9 +275,13 @@ def _construction(owner: type, flat: Mapping[str, Any], device: torch.device) ->
     return found
 
 
+Paired = tuple["torch.Tensor | None", str]
+"""What answers an output, and which argument that is, if it is one."""
+
+
 def answer_of(
     published: Published, expected: Expected, place: int, count: int, called: Called
-) -> torch.Tensor | None:
+) -> Paired:
     """Return what a call answered for an output of its reference; None if it has none."""
     template = published.template
     if expected.name.startswith("argument "):
@@ -271,45 +291,57 @@ def answer_of(
         key = getattr(description, "param", None) or head
         index = getattr(description, "tuple_idx", None)
         tail = tail or ("" if index is None else str(index))
-        return called.arguments.get(f"{key}.{tail}" if tail else key)
+        key = f"{key}.{tail}" if tail else key
+        return called.arguments.get(key), key
     if len(called.returned) >= count and called.returned[place].shape == expected.exact.shape:
-        return called.returned[place]
-    descriptions = list(template.outputs.values())
-    if place < len(descriptions):
-        key = getattr(descriptions[place], "param", None)
-        if key and called.arguments.get(key) is not None:
-            return called.arguments[key]
+        return called.returned[place], ""
+    for key in _own_names(published, place, count):
+        if (found := called.arguments.get(key)) is not None:
+            return found, key
     if called.returned:
-        return called.returned[place] if place < len(called.returned) else None
-    # What it writes in place; if it has changed nothing, that is what it left there.
+        return called.returned[place] if place < len(called.returned) else None, ""
+    return _in_place(expected, place, called)
+
+
+def _own_names(published: Published, place: int, count: int) -> list[str]:
+    """Return the names by which an argument may be an output."""
+    outputs = list(published.template.outputs.items())
+    if place >= len(outputs):
+        return []
+    name, description = outputs[place]
+    return [getattr(description, "param", None) or name, *(("out",) if count == 1 else ())]
+
+
+def _in_place(expected: Expected, place: int, called: Called) -> Paired:
+    """Return what a call writes in place; if it has changed nothing, what it left there."""
     written = [path for path in called.arguments if path in called.changed] or [
         path
         for path, each in called.arguments.items()
         if each.dtype == expected.honest.dtype and not is_scratch(path)
     ]
-    places = (called.arguments[path] for path in written)
-    alike = [each for each in places if each.shape == expected.exact.shape]
-    return alike[min(place, len(alike) - 1)] if alike else None
+    alike = [path for path in written if called.arguments[path].shape == expected.exact.shape]
+    if not alike:
+        return None, ""
+    path = alike[min(place, len(alike) - 1)]
+    return called.arguments[path], path
 
 
 def may_write(published: Published, said: Sequence[Expected], called: Called) -> set[str]:
-    """Return the arguments that a call may write: its outputs.
+    """Return the arguments that a call may write: its outputs."""
+    paths = (
+        answer_of(published, each, place, len(said), called)[1] for place, each in enumerate(said)
+    )
+    found = {path.split(".")[0] for path in paths if path}
+    outputs = published.template.outputs.items()
+    return found | {getattr(each, "param", None) or name for name, each in outputs}
 
-    Of one that returns nothing, these are arguments of an output's shape.
-    """
-    if not called.returned:
-        shapes = {each.exact.shape for each in said}
-        return {
-            path.split(".")[0] for path in called.changed if called.arguments[path].shape in shapes
-        }
-    written = {each.name.removeprefix("argument ").split(".")[0] for each in said}
-    template = published.template
-    keys = {getattr(template.inputs.get(name), "param", None) or name for name in written}
-    keys |= {getattr(each, "param", None) or name for name, each in template.outputs.items()}
-    return keys
+
+SCRATCH = frozenset(
+    {"workspace", "buffer", "out", "output", "scratch", "scratchpad", "semaphores", "lse"}
+)
 
 
 def is_scratch(path: str) -> bool:
-    """Whether an argument is memory that a call may use as it likes, by its name."""
-    words = ("workspace", "buffer", "out", "scratch", "semaphore", "counter", "lse")
-    return any(word in path for word in words)
+    """Whether an argument is memory that a call may use as it likes, by the words of its name."""
+    words = path.replace(".", "_").split("_")
+    return any(word in SCRATCH or word.startswith("counter") for word in words)

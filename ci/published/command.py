@@ -49,7 +49,7 @@ INSTALLED = "installed"
     default=60.0,
     show_default=True,
     metavar="S",
-    help="Limit of one call and its reference, without what it compiles.",
+    help="Limit of what a call runs, and of its reference; what it compiles has its own.",
 )
 @click.option(
     "--minutes",
@@ -130,6 +130,10 @@ def show_call(said: Mapping[str, Any], show: Callable[[str], None]) -> None:
         + "".join(f"; {why}" for why in whys)
     )
     show_findings(said.get("findings", ()), show)
+    for part, why in said.get("parts", {}).items():
+        show(f"  {part}: not judged: {why}")
+    if unpaired := sorted({o for p in said["problems"] for o in p["answer"].get("unpaired", ())}):
+        show(f"  not compared, as the call has no such answer: {', '.join(unpaired)}")
     for each in said["problems"]:
         axes = json.dumps(each["axes"])
         show_findings(each["answer"].get("findings", ()), show, f" ({axes})")

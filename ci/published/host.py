@@ -16,9 +16,15 @@ HANDLER = f"{__name__}:answer"
 
 @functools.cache
 def _release() -> list[Published]:
+    import torch
+
+    from .answers import ask
     from .release import read_release
 
-    return read_release()
+    found = read_release()
+    # A first evaluation takes seconds, by which later ones are not to be measured.
+    ask(lambda x: x.softmax(-1) @ x, {"x": torch.ones(2, 2)})
+    return found
 
 
 def answer(payload: Mapping[str, Any], stages: Monitor) -> dict[str, Any]:

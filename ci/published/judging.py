@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from .answers import (
     reference_arguments,
     same,
 )
-from .arithmetic import WIDENED
+from .arithmetic import WIDE, WIDENED
 from .calling import (
     Called,
     NotCalledError,
@@ -56,8 +56,6 @@ PROBLEMS = (SIZES, LARGER, LARGEST)
 """Values of run-time axes of the first problems."""
 FAR_ABOVE = 1e4
 """A logit beside which those of 0 have no probability in any format."""
-OTHER = -3.0
-"""Factor of a row whose numbers are other ones."""
 LONGER = 25.0
 """Seconds of references beyond which there is no further problem though a fault is accepted."""
 _NOTHING = {"arithmetic": "", "random": [], "accused": [], "faults": {}}
@@ -87,7 +85,14 @@ class LostDeviceError(Exception):
 
 
 def check_device(law: str, error: Exception) -> None:
-    """Raise LostDeviceError if an error of a call is one after which no other call can be made."""
+    """Raise LostDeviceError if an error of a call is one after which no other call can be made.
+
+    Raises:
+        LostDeviceError: if it is.
+        OutOfMemoryError: the error, if it is one: others may hold the memory, it is no answer.
+    """
+    if isinstance(error, torch.OutOfMemoryError):
+        raise error
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         try:
             torch.cuda.synchronize()
@@ -134,7 +139,7 @@ class Subject:
     def answer(self, place: int, called: Called) -> torch.Tensor | None:
         """Return what a call answered for an output of the reference; None if it has none."""
         outputs = self.said.outputs
-        return answer_of(self.published, outputs[place], place, len(outputs), called)
+        return answer_of(self.published, outputs[place], place, len(outputs), called)[0]
 
     def different(self, one: Called, other: Called) -> list[str]:
         """Return the outputs that are not the same in two calls."""
@@ -179,8 +184,10 @@ def judge(
         else:
             found["problems"].append({**problem, "regime": regime})
             if before is not None and judged is not None:
-                _order(*before, problem["answer"])
+                _kept(problem["answer"], _order, *before)
             before = judged
+            if problem["answer"].get("lost"):
+                break
         if _are_enough(found["problems"], most):
             break
     answered = any(each["answer"]["state"] == "answered" for each in found["problems"])
@@ -194,6 +201,17 @@ def _are_enough(problems: Sequence[Mapping[str, Any]], most: int) -> bool:
     limit = LONGER if _accepted(problems) else 0.0 if len(problems) > 1 else LONG
     seconds: float = sum(each.get("seconds", 0.0) for each in problems)
     return seconds > limit
+
+
+def _kept(found: dict[str, Any], law: Callable[..., None], *arguments: Any) -> None:  # noqa: ANN401
+    """Judge by a law; where that loses the device, this is a finding beside what was found."""
+    if found.get("lost"):
+        return
+    try:
+        law(*arguments, found)
+    except LostDeviceError as error:
+        _report(found, error.law, str(error))
+        found["lost"] = True
 
 
 def _order(subject: Subject, called: Called, found: dict[str, Any]) -> None:
@@ -213,8 +231,9 @@ def judge_empty(
     published: Published, device: str, seed: int, stages: Monitor
 ) -> list[dict[str, Any]]:
     """Return what is found of a call whose run-time axes have no element, one at a time."""
-    found = []
+    found: list[dict[str, Any]] = []
     for axis in run_time_axes(published):
+        stages.advance()
         axes = {**axis_values(published, SIZES[0]), axis: 0}
         try:
             inputs = inputs_of(published, axes, device, seed)
@@ -225,15 +244,21 @@ def judge_empty(
             found.append({**_NOTHING, "axes": axes, "answer": {"state": "unjudged", "why": why}})
             continue
         # What a sum of nothing is divided by is nobody's promise.
-        said.outputs = [each for each in said.outputs if bool(each.exact.isfinite().all())]
-        called = _first_call(published, inputs, stages)
+        said.outputs = [each for each in said.outputs if bool(each.exact.to(WIDE).isfinite().all())]
         answer: dict[str, Any] = {"state": "answered", "laws": [], "findings": []}
-        if not isinstance(called, Called):
-            answer = called
-        else:
-            _parity(Subject(published, inputs, said, stages), called, answer, "empty")
         found.append({**_NOTHING, "axes": axes, "answer": answer})
+        _kept(answer, _empty, Subject(published, inputs, said, stages))
+        if answer.get("lost"):
+            break
     return found
+
+
+def _empty(subject: Subject, found: dict[str, Any]) -> None:
+    called = _first_call(subject.published, subject.inputs, subject.stages, "empty")
+    if isinstance(called, Called):
+        _parity(subject, called, found, "empty")
+    else:
+        found |= called
 
 
 def judge_graph(
@@ -244,32 +269,36 @@ def judge_graph(
         return []
     for axes, inputs in problems_of(published, device, seed):
         called = _first_call(published, inputs, stages)
-        if not isinstance(called, Called):
-            continue
-        answer: dict[str, Any] = {"state": "answered", "laws": [], "findings": []}
-        again = call(published, inputs, stages)
-        try:
-            other = replayed(published, inputs, stages)
-        except Exception as error:  # noqa: BLE001  not all calls can be captured
-            why = f"not captured: {type(error).__name__}: {first_line(error)}"
-            return [{**_NOTHING, "axes": axes, "answer": {"state": "unjudged", "why": why}}]
-        answer["laws"].append("graph")
-        groups = (
-            ("what it returns", called.returned, again.returned, other.returned),
-            *(
-                (path, [called.arguments[path]], [again.arguments[path]], [other.arguments[path]])
-                for path in sorted(called.changed)
-                if not is_scratch(path)
-            ),
-        )
-        for where, *answers in groups:
-            if any(
-                same(one, two) and not same(one, three)
-                for one, two, three in zip(*answers, strict=True)
-            ):
-                _report(answer, "graph", f"{where}: a replayed graph answers otherwise")
-        return [{**_NOTHING, "axes": axes, "answer": answer}]
+        if isinstance(called, Called):
+            answer: dict[str, Any] = {"state": "answered", "laws": [], "findings": []}
+            _kept(answer, _graph, Subject(published, inputs, Said([], ""), stages), called)
+            return [{**_NOTHING, "axes": axes, "answer": answer}]
     return []
+
+
+def _graph(subject: Subject, called: Called, found: dict[str, Any]) -> None:
+    """Judge that a replayed graph answers as two calls that answer alike."""
+    again = subject.call()
+    try:
+        other = replayed(subject.published, subject.inputs, subject.stages)
+    except Exception as error:  # noqa: BLE001  not all calls can be captured
+        check_device("graph", error)
+        found["state"] = "unjudged"
+        found["why"] = f"not captured: {type(error).__name__}: {first_line(error)}"
+        return
+    found["laws"].append("graph")
+    groups = (
+        ("what it returns", called.returned, again.returned, other.returned),
+        *(
+            (path, [called.arguments[path]], [again.arguments[path]], [other.arguments[path]])
+            for path in sorted(called.changed)
+            if not is_scratch(path)
+        ),
+    )
+    for where, *answers in groups:
+        alike = zip(*answers, strict=True)
+        if any(same(one, two) and not same(one, three) for one, two, three in alike):
+            _report(found, "graph", f"{where}: a replayed graph answers otherwise")
 
 
 PARTS = {"empty": judge_empty, "graph": judge_graph}
@@ -350,7 +379,7 @@ def made_certain(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _first_call(
-    published: Published, inputs: Mapping[str, Any], stages: Monitor
+    published: Published, inputs: Mapping[str, Any], stages: Monitor, law: str = "crashes"
 ) -> Called | dict[str, Any]:
     """Return what a call did, or the state that says why it did nothing."""
     try:
@@ -358,7 +387,7 @@ def _first_call(
     except NotCalledError as error:
         return {"state": "unjudged", "why": str(error)}
     except Exception as error:  # noqa: BLE001  a release has errors of many classes
-        check_device("crashes", error)
+        check_device(law, error)
         return {"state": "refused", "why": f"{type(error).__name__}: {first_line(error)}"}
 
 
@@ -397,24 +426,29 @@ def _answer(subject: Subject, called: Called) -> dict[str, Any]:
     """Return what the release's own function answers, and the laws that it breaks."""
     found: dict[str, Any] = {"state": "answered", "laws": [], "findings": []}
     _parity(subject, called, found, "parity")
-    _writing(subject.published, subject.said, called, found)
+    found["laws"] += ["outside", "inputs"]
+    _writing(subject, called, found)
+    for law in (_repeats, _strides, _rows):
+        _kept(found, law, subject, called)
+    return found
+
+
+def _repeats(subject: Subject, called: Called, found: dict[str, Any]) -> None:
+    """Judge that a second call answers as the first."""
     try:
         again = subject.call()
     except Exception as error:  # noqa: BLE001
         check_device("repeats", error)
         _report(found, "repeats", f"the second call raises {type(error).__name__}")
-        return found
+        return
     found["laws"].append("repeats")
     for name in subject.different(called, again):
         _report(found, "repeats", f"{name}: a second call answers otherwise")
-    _strides(subject, called, found)
-    if all(each["law"] != "repeats" for each in found["findings"]):
-        _rows(subject, called, found)
-    return found
 
 
 def _report(found: dict[str, Any], law: str, why: str) -> None:
-    found["findings"].append({"law": law, "why": why})
+    if {"law": law, "why": why} not in found["findings"]:
+        found["findings"].append({"law": law, "why": why})
 
 
 def _parity(subject: Subject, called: Called, found: dict[str, Any], law: str) -> None:
@@ -435,11 +469,11 @@ def _parity(subject: Subject, called: Called, found: dict[str, Any], law: str) -
         found["why"] = "nothing of its answer is an output of its reference"
 
 
-def _writing(published: Published, said: Said, called: Called, found: dict[str, Any]) -> None:
-    found["laws"] += ["outside", "inputs"]
+def _writing(subject: Subject, called: Called, found: dict[str, Any]) -> None:
+    """Judge that a call writes its outputs and nothing else."""
     for path in called.broken:
         _report(found, "outside", f"it writes outside of {path}")
-    allowed = may_write(published, said.outputs, called)
+    allowed = may_write(subject.published, subject.said.outputs, called)
     for path in sorted(called.changed):
         if path.split(".")[0] not in allowed and not is_scratch(path):
             _report(found, "inputs", f"it changes its input {path}")
@@ -458,6 +492,7 @@ def _strides(subject: Subject, dense: Called, found: dict[str, Any]) -> None:
             refused[path] = f"{type(error).__name__}: {first_line(error)}"
             continue
         found["laws"] = list(dict.fromkeys([*found["laws"], "strides"]))
+        _writing(subject, called, found)
         answer: dict[str, Any] = {"laws": [], "findings": []}
         if subject.different(dense, called):
             _parity(subject, called, answer, "strides")
@@ -471,7 +506,7 @@ def _rows(subject: Subject, called: Called, found: dict[str, Any]) -> None:
     """Judge that a last row's numbers change no other row, if they change none in the reference."""
     template = subject.published.template
     changed = _with_another_row(template, subject.inputs, subject.said)
-    if changed is None:
+    if changed is None or any(each["law"] == "repeats" for each in found["findings"]):
         return
     try:
         arguments = reference_arguments(template, on(_place(changed), changed))
@@ -511,7 +546,7 @@ def _with_another_row(
             if value.dtype not in WIDENED:
                 continue
             changed[key] = value.clone()
-            changed[key][-1] *= OTHER
+            changed[key][-1] = value[-1].flip(-1)
     return None if all(changed[key] is inputs[key] for key in changed) else changed
 
 

@@ -14,17 +14,21 @@ class Known:
         names: pattern of the calls' names.
         laws: the laws that they break.
         reason: what is wrong, and where that was read.
+        like: what a finding's sentence begins with.
         below: the compute capability, times ten, from which on they do not.
     """
 
     names: re.Pattern[str]
     laws: tuple[str, ...]
     reason: str
+    like: str = ""
     below: int = 1000
 
-    def explains(self, name: str, law: str, chip: int) -> bool:
+    def explains(self, name: str, law: str, why: str, chip: int) -> bool:
         """Whether it is why a call breaks a law on a chip."""
-        return law in self.laws and chip < self.below and self.names.fullmatch(name) is not None
+        if law not in self.laws or chip >= self.below or not why.startswith(self.like):
+            return False
+        return self.names.fullmatch(name) is not None
 
 
 KNOWN = (
@@ -55,9 +59,15 @@ KNOWN = (
     ),
     Known(
         re.compile("fp8_blockscale_gemm_sm90"),
-        ("parity", "rows"),
+        ("parity",),
         "scales of FP8 inputs, in the call's own words of shape (M, K // 128), are read column by"
         " column: with these laid out so in the same shape the answer is right (seen on SM90)",
+        like="elements: 0:",
+    ),
+    Known(
+        re.compile("fp8_blockscale_gemm_sm90"),
+        ("rows",),
+        "scales of FP8 inputs are read column by column, so that rows have those of others",
     ),
     Known(
         re.compile("fp8_blockscale_gemm_sm90"),
@@ -70,6 +80,7 @@ KNOWN = (
         ("parity",),
         "its reference appends a key's part without RoPE before that with it; the kernel has them"
         " the other way round (pos_enc.cuh)",
+        like="elements: argument paged_kv_cache.0:",
     ),
     Known(
         re.compile("rope_quantize_fp8_append_paged_kv_cache"),
@@ -81,6 +92,7 @@ KNOWN = (
         ("parity",),
         "its reference has the second half of the first weights as gate; the template's text and"
         " the kernel have the first",
+        like="elements: 0:",
     ),
 )
 """Findings that are settled."""
@@ -111,6 +123,6 @@ ARITHMETIC = {
 """Calls whose kernels are known to round what their references do not, by name."""
 
 
-def known_text(name: str, law: str, chip: int) -> str:
+def known_text(name: str, law: str, why: str, chip: int) -> str:
     """Return why a call breaks a law; empty if that is not known."""
-    return next((each.reason for each in KNOWN if each.explains(name, law, chip)), "")
+    return next((each.reason for each in KNOWN if each.explains(name, law, why, chip)), "")
