@@ -33,10 +33,12 @@ from ..targets.refusal import Refusal
 from ..targets.target import Target, UnsupportedError
 from .calls import version
 
-RELEASES = ">=0.6.13"
+RELEASES = ">=0.6.13,<0.8"
 """Releases whose plans have the layout that is known here."""
-ADVICE = ("Increase the workspace buffer size", "please consider disabling cuda graph")
-"""Errors by which a release rightly refuses a batch that it has no room for."""
+NO_ROOM = "Increase the workspace buffer size"
+"""Error by which a release rightly refuses a batch that it has no room for."""
+NO_GRAPH = "please consider disabling cuda graph"
+"""Error by which it rightly refuses a graph's batch with parts of a fixed size."""
 GROUP_SIZES, HEAD_DIMS = (1, 4, 8), (64, 128, 256)
 """Sizes for which ``planner.cu`` has the plan function of decode, which is a template."""
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("recording_driver.cpp", "planner.cu"))
@@ -194,7 +196,7 @@ def planned(inputs: PlanInputs) -> torch.Tensor:
     )
     if count < 0:
         error = " ".join(planner.planner_error().decode(errors="replace").split())
-        if any(advice in error for advice in ADVICE):
+        if NO_ROOM in error or (NO_GRAPH in error and call.fixed_split):
             return torch.empty(0, dtype=torch.int64)
         raise RuntimeError(error[:LONGEST_MESSAGE])
     return torch.tensor(found[:count], dtype=torch.int64)

@@ -10,7 +10,7 @@ from ...impl.protocol import Implementation
 from ...impl.targets.target import Target
 from ...reference import PlanProblem
 from ...reference.problems.plan import DECODE, FA2, FA3, MLA
-from ...reference.tensors.plan import FLOAT_BYTES, LAYOUTS, PlanInputs
+from ...reference.tensors.plan import FLOAT_BYTES, INT_BYTES, LAYOUTS, PlanInputs
 from ...reference.tensors.planner import plan
 from .catalogue import SeededBug, seeded
 
@@ -136,6 +136,16 @@ def last_block_not_launched(copy: Copy) -> bool:
     """Launch one block fewer than there are requests."""
     copy.info["padded_batch_size"] -= 1
     return not copy.info["split_kv"]
+
+
+@fault(DECODE, "plan_workspace")
+def indices_between_words(copy: Copy) -> bool:
+    """Lay an array of indices at an address that no multiprocessor loads them from."""
+    start, size = copy.info["request_indices"], 4 * copy.info["padded_batch_size"]
+    place = INT_BYTES - size - 3
+    copy.workspace[place : place + size] = copy.workspace[start : start + size].clone()
+    copy.info["request_indices"] = place
+    return True
 
 
 @fault(DECODE, "plan_padding")

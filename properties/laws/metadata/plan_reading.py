@@ -15,11 +15,13 @@ import torch
 
 from ....reference import PlanProblem
 from ....reference.problems.plan import DECODE, FA2, FA3, MLA
-from ....reference.tensors.plan import LAYOUTS, MLA_TILE, TILE, WIDE_TILE
+from ....reference.tensors.plan import INT_BYTES, LAYOUTS, MLA_TILE, TILE, WIDE_TILE
 
 ALL_HEADS = -1
 INT, FLOAT, HALF = 4, 4, 2
 """Bytes of an index, of a partial result, and of one of MLA."""
+MOST_BLOCKS = INT_BYTES // INT + 1
+"""Blocks that are followed: one index of each no longer fits; a wrong plan may name billions."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,8 @@ def read_plan(problem: PlanProblem, vector: Sequence[int], workspace: torch.Tens
 
 def _decode(reader: Reader) -> Plan:
     problem, info = reader.problem, reader.info
-    blocks, split = info["padded_batch_size"], bool(info["split_kv"])
+    blocks = min(info["padded_batch_size"], MOST_BLOCKS)
+    split = bool(info["split_kv"])
     requests = reader.ints("request_indices", blocks)
     tiles = reader.ints("kv_tile_indices", blocks)
     # As the launcher decides (csrc/batch_decode.cu): only a split plan of a graph has a mask.
@@ -157,7 +160,8 @@ MOST_MERGED = 1 << 16
 
 def _fa2(reader: Reader) -> Plan:
     problem, info = reader.problem, reader.info
-    blocks, split = info["padded_batch_size"], bool(info["split_kv"])
+    blocks = min(info["padded_batch_size"], MOST_BLOCKS)
+    split = bool(info["split_kv"])
     graph, group, tile_rows = bool(info["graph"]), problem.group_size, info["cta_tile_q"]
     requests = reader.ints("request_indices", blocks)
     row_tiles = reader.ints("qo_tile_indices", blocks)
@@ -250,7 +254,7 @@ def _works(ends: Sequence[int], works: int) -> list[int]:
 
 def _mla(reader: Reader) -> Plan:
     problem, info = reader.problem, reader.info
-    heads, clusters = problem.num_qo_heads, info["num_blks_y"]
+    heads, clusters = problem.num_qo_heads, min(info["num_blks_y"], MOST_BLOCKS)
     tile = info["num_blks_x"] * MLA_TILE
     ends = reader.ints("work_indptr", clusters + 1)
     works = min(max(ends[-1], 0), MOST_WORKS)

@@ -22,7 +22,10 @@ from ...verdicts.contained import Stop
 from ...verdicts.subject import Subject
 from ...verdicts.verdict import PASS, VACUOUS, Verdict
 from ..law import PLAN, Law, chosen
-from .plan_reading import ALL_HEADS, Extent, Item, Plan, place_of, read_plan
+from .plan_reading import ALL_HEADS, INT, Extent, Item, Plan, place_of, read_plan
+
+BYTES, VECTOR = ("block_valid_mask",), 16
+"""Arrays of bytes; and the bytes that are loaded at once of partial results."""
 
 Segment = tuple[int, int, list[Item]]
 """First and last packed row of a part of a request, and the items that compute it."""
@@ -108,15 +111,17 @@ def workspace(case: Case) -> str:
     """Judge that what the kernels use lies in the workspaces, and nothing of it in one place."""
     if case.spilled:
         return "the plan wrote behind a workspace of integers"
-    pairs = ((case.plan.integers, INT_BYTES), (case.plan.floats, FLOAT_BYTES))
-    return next(filter(None, (_outside(used, size) for used, size in pairs)), "")
+    pairs = ((case.plan.integers, INT_BYTES, INT), (case.plan.floats, FLOAT_BYTES, VECTOR))
+    return next(filter(None, (_outside(*pair) for pair in pairs)), "")
 
 
-def _outside(used: Sequence[Extent], size: int) -> str:
+def _outside(used: Sequence[Extent], size: int, aligned: int) -> str:
     extents = sorted((each for each in used if each.start != each.stop), key=lambda e: e.start)
     for each in extents:
         if each.start < 0 or each.stop > size:
             return f"{each.name} is bytes {each.start} to {each.stop} of {size}"
+        if each.start % aligned and each.name not in BYTES:
+            return f"{each.name} begins at byte {each.start}, which is no multiple of {aligned}"
     for one, other in pairwise(extents):
         if one.stop > other.start:
             begin = f"behind the begin {other.start} of {other.name}"
