@@ -15,6 +15,7 @@ from ...reference.formats.quantizers import LEAST_NORMAL
 from ...reference.problems.base import is_power_of_two
 from ...reference.tensors.norm_quantize import NormQuantizeInputs
 from ...reference.tensors.quantize import QuantizeInputs
+from ..targets.optional import missing
 from ..targets.refusal import Refusal, first_reason
 from ..targets.target import Target
 from .backends import CUDA, one_module
@@ -64,6 +65,16 @@ def _not_added(problem: NormQuantizeProblem, _: Target) -> str | None:
     return "adds no residual" if problem.residual else None
 
 
+def _by_cuda(*_: object) -> str | None:
+    """Refuse machines where FlashInfer answers by its CuTe DSL kernels, which are others."""
+    if missing(NORM, "flashinfer") or getattr(flashinfer(NORM), "_USE_CUDA_NORM", True):
+        return None
+    return (
+        "with nvidia-cutlass-dsl installed CuTe DSL answers, and not CUDA:"
+        " set FLASHINFER_USE_CUDA_NORM=1"
+    )
+
+
 NORMS = (unavailable, no_tokens, _rows)
 # `math::rsqrt(smem[0] / float(d) + eps)`, `x * rms_rcp * w * scale_inv` of `1.0f / scale_val`:
 # norm.cuh, built with -use_fast_math. In the CuTe DSL's kernels: `rsqrt(..., fastmath=True)`,
@@ -78,6 +89,7 @@ BY_RECIPROCALS = Arithmetic(roots="approximate", quotients="reciprocal")
     _given,
     _not_added,
     offered(NORM, "rmsnorm_quant"),
+    _by_cuda,
     arithmetic=BY_RECIPROCALS,
     compile_key=one_module("norm"),
     library=library_named("norm"),
@@ -99,6 +111,7 @@ def rmsnorm_quant(inputs: NormQuantizeInputs) -> Answer:
     _given,
     _added,
     offered(NORM, "fused_add_rmsnorm_quant"),
+    _by_cuda,
     arithmetic=BY_RECIPROCALS,
     compile_key=one_module("norm"),
     library=library_named("norm"),

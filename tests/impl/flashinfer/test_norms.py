@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -79,7 +80,30 @@ def test_what_they_refuse(name: str, fields: dict[str, Any], said: str) -> None:
 def test_groups_need_cutile() -> None:
     groups = QuantizeProblem(3, 256, block_channels=128)
     refusal = find_implementation("flashinfer-group-quant-8bit").refusal(groups, H200)
-    assert refusal is None or "cuda.tile" in refusal
+    assert refusal is None or "cuda.tile" in refusal or "tileiras" in refusal
+
+
+def test_groups_need_the_compiler_of_cutile(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    assert "pip install 'cuda-tile[tileiras]'" in (norms._tile_compiler() or "")
+    script = tmp_path / "bin" / "tileiras"
+    script.parent.mkdir()
+    script.touch(mode=0o755)
+    assert norms._tile_compiler() is None
+
+
+@pytest.mark.parametrize(("by_cuda", "refused"), [(True, False), (False, True)])
+def test_norms_of_another_backend_are_refused(
+    monkeypatch: pytest.MonkeyPatch, *, by_cuda: bool, refused: bool
+) -> None:
+    stand_in = SimpleNamespace(_USE_CUDA_NORM=by_cuda)
+    monkeypatch.setattr(norms, "missing", lambda *_: None)
+    monkeypatch.setattr(norms, "flashinfer", lambda _: stand_in)
+    assert ("FLASHINFER_USE_CUDA_NORM=1" in (norms._by_cuda() or "")) is refused
 
 
 def answering(module: Any) -> Any:  # noqa: ANN401  flashinfer.norm
