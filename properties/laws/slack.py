@@ -224,17 +224,7 @@ LAWS = (
     ),
     Law(
         "slack_rows",
-        (
-            *ATTENTION,
-            *MERGE,
-            *APPEND,
-            *METADATA,
-            *CONTEXT_PARALLEL,
-            *SLOTS,
-            *BATCH,
-            *QUANTIZE,
-            *NORM,
-        ),
+        SLACK,
         slack_rows,
         "garbage behind the rows of a batch, where engines pad queries, states, lses, scales, "
         "lengths, tables and slots, changes nothing",

@@ -80,7 +80,7 @@ def build_launcher(
         release: the release.
         kernels: its list of the kernels that the launcher launches.
         nvcc: the compiler.
-        operation: ``"moe"``; any other is attention.
+        operation: ``"moe"`` or ``"gemm"``; any other is attention.
         tell: function that is called with a line of progress now and then.
 
     Raises:

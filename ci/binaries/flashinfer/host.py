@@ -403,7 +403,10 @@ def answers_in_forks(host: Host, cells: Sequence[Cell]) -> Iterator[list[Answer]
         os.close(writer)
         with os.fdopen(reader, encoding="utf-8") as lines:
             for line in lines:
-                yield json.loads(line)
+                if isinstance(found := json.loads(line), str):
+                    message = f"asking about {cells[done][0]} failed: {found}"
+                    raise RuntimeError(message)  # ours, not the host's
+                yield found
                 done += 1
         _, status = os.waitpid(process, 0)
         if done < len(cells):
@@ -425,7 +428,11 @@ def _answer_and_exit(host: Host, cells: Sequence[Cell], writer: int) -> None:
         with os.fdopen(writer, "w", encoding="utf-8") as lines:
             for cell in cells:
                 signal.alarm(CELL_SECONDS)
-                lines.write(json.dumps([host.ask(cell[0], call) for call in cell[1]]) + "\n")
+                try:
+                    answers: object = [host.ask(cell[0], call) for call in cell[1]]
+                except Exception as error:  # noqa: BLE001  the parent raises it
+                    answers = f"{type(error).__name__}: {error}"
+                lines.write(json.dumps(answers) + "\n")
                 lines.flush()
     finally:
         os._exit(0)
