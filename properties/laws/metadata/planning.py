@@ -17,6 +17,7 @@ import torch
 from ....reference import PlanProblem
 from ....reference.problems.plan import DECODE, FA3, MOST
 from ....reference.tensors.plan import FLOAT_BYTES, INT_BYTES, LAYOUTS, PlanInputs
+from ....reference.tensors.planner import plan
 from ...verdicts.comparison import fail
 from ...verdicts.contained import Stop
 from ...verdicts.subject import Subject
@@ -24,6 +25,8 @@ from ...verdicts.verdict import PASS, VACUOUS, Verdict
 from ..law import PLAN, Law, chosen
 from .plan_reading import ALL_HEADS, INT, Extent, Item, Plan, place_of, read_plan
 
+LITTLE = 4
+"""Share of the workspaces that any plan has room in, if the oracle's takes less."""
 BYTES, VECTOR = ("block_valid_mask",), 16
 """Arrays of bytes; and the bytes that are loaded at once of partial results."""
 
@@ -95,12 +98,27 @@ def _of_one_plan(judge: Judge) -> Callable[[Subject, PlanProblem], Verdict]:
 
     def judged(subject: Subject, problem: PlanProblem) -> Verdict:
         case = planned(subject, problem)
-        if case is None or (judge is not workspace and case.broken_workspace):
+        if case is None:
+            return _no_room(subject, problem) if judge is workspace else VACUOUS
+        if judge is not workspace and case.broken_workspace:
             return VACUOUS
         return _verdict(judge(case), "wrote_outside" if judge is workspace else "numeric")
 
     judged.__doc__ = judge.__doc__
     return judged
+
+
+def _no_room(subject: Subject, problem: PlanProblem) -> Verdict:
+    """Judge a plan function that says it has no room, by how much of it the oracle's plan takes."""
+    if problem.graph and problem.fixed_split:  # of which no graph promises that it fits
+        return VACUOUS
+    inputs = subject.materialise(problem)
+    vector = tuple(plan(inputs).tolist())
+    own = Case(problem, vector, inputs.workspace[:INT_BYTES].cpu().clone(), spilled=False)
+    used = ((own.plan.integers, INT_BYTES), (own.plan.floats, FLOAT_BYTES))
+    if any(each.stop > size // LITTLE for extents, size in used for each in extents):
+        return VACUOUS
+    return fail("numeric", f"no room for a plan that takes less than 1/{LITTLE} of the workspaces")
 
 
 def _verdict(why: str, kind: str = "numeric") -> Verdict:

@@ -13,6 +13,7 @@ import torch
 from kernelproof.impl import Implementation, Target, implementation
 from kernelproof.impl.torch.reference_plan import plan
 from kernelproof.properties.laws import laws_of
+from kernelproof.properties.laws.metadata import planning
 from kernelproof.properties.laws.metadata.planning import later_batches
 from kernelproof.properties.seeded import plan_bugs as bugs
 from kernelproof.properties.verdicts.contained import Stop
@@ -102,8 +103,16 @@ def test_what_is_no_plan(answer: Callable[[PlanInputs], Any], said: str) -> None
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_no_room_is_no_failure(law: str) -> None:
-    assert verdict(law, planner(lambda inputs: plan(inputs)[:0]), SMALL).vacuous
+def test_no_room_is_a_failure_of_one_law(law: str) -> None:
+    found = verdict(law, planner(lambda inputs: plan(inputs)[:0]), SMALL)
+    assert found.vacuous is (law != "plan_workspace")
+    if not found.vacuous:
+        assert found.message == "no room for a plan that takes less than 1/4 of the workspaces"
+
+
+def test_no_room_is_no_failure_of_a_large_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "LITTLE", 1 << 40)
+    assert verdict("plan_workspace", planner(lambda inputs: plan(inputs)[:0]), SMALL).vacuous
 
 
 def overlapping(inputs: PlanInputs) -> torch.Tensor:
