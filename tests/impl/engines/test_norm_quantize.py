@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +9,9 @@ import pytest
 
 from kernelproof.impl import Target, find_implementation
 from kernelproof.impl.targets.optional import missing
-from kernelproof.properties.laws.quantisers import norm_parity
-from kernelproof.properties.verdicts.subject import Subject
+from kernelproof.properties.isolation.workers import Worker
 from kernelproof.reference import NormQuantizeProblem
+from kernelproof.tests.interpreting import ask
 
 ABSENT = missing("triton", "triton")
 pytestmark = pytest.mark.skipif(ABSENT is not None, reason=str(ABSENT))
@@ -31,22 +30,12 @@ CALLS = {
 }
 
 
-class Stages:
-    """Stages that nobody watches."""
-
-    def stage(self, _name: str) -> nullcontext[None]:
-        """Go through one."""
-        return nullcontext()
-
-
 @pytest.mark.parametrize("regime", ["iid", "ties", "outliers", "faint", "large"])
 @pytest.mark.parametrize("name", CALLS)
-def test_what_they_answer(name: str, regime: str) -> None:
-    found, here = find_implementation(name), Target.here("cpu")
-    problem = replace(CALLS[name], regime=regime)
-    if (refusal := found.refusal(problem, here)) is not None:
-        pytest.skip(str(refusal))
-    verdict = norm_parity(Subject(found, here, Stages()), problem)
+def test_what_they_answer(interpreter: Worker, name: str, regime: str) -> None:
+    verdict = ask(interpreter, "norm_parity", name, replace(CALLS[name], regime=regime))
+    if verdict.status == "UNSUPPORTED":
+        pytest.skip(verdict.message)
     assert verdict.status == "PASS", verdict.message
 
 

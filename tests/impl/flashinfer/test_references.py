@@ -43,7 +43,8 @@ class Blocker:
 sys.meta_path.insert(0, Blocker())
 from kernelproof.impl import Target, find_implementation
 from kernelproof.reference import (
-    AttentionProblem, BatchProblem, MergeProblem, MoEProblem, PlanProblem, RouteProblem
+    AttentionProblem, BatchProblem, MergeProblem, MoEProblem, NormQuantizeProblem, PlanProblem,
+    QuantizeProblem, RouteProblem
 )
 here = Target.here()
 for name in {names!r}:
@@ -58,6 +59,8 @@ for name in {names!r}:
         "moe": MoEProblem(),
         "prepare_batch": BatchProblem(),
         "plan": PlanProblem(),
+        "quantize": QuantizeProblem(),
+        "norm_and_quantize": NormQuantizeProblem(),
     }}[found.operation]
     print(found.refusal(problem, here))
 """

@@ -54,7 +54,11 @@ def cells(name: str, flashinfer: str) -> list[Cell]:
 ELSEWHERE = {"flashinfer-mla-cutlass", "flashinfer-mla-trtllm", "flashinfer-mla-xqa",
              "flashinfer-trtllm-gen-routing",
              "flashinfer-trtllm-fp8-block-moe",
-             "flashinfer-cute-dsl-moe-bf16"}  # fmt: skip  # it needs a package of its own
+             "flashinfer-cute-dsl-moe-bf16",  # it needs a package of its own
+             # No rule is about calls that quantise: their claims are their own.
+             "flashinfer-rmsnorm-quant", "flashinfer-add-rmsnorm-quant",
+             "flashinfer-add-rmsnorm-block-quant", "flashinfer-group-quant-8bit",
+             "flashinfer-nvfp4-append", "flashinfer-nvfp4-append-slots"}  # fmt: skip
 PARTS = 8
 """Number of tests among which the implementations are shared: one took a busy machine minutes."""
 
