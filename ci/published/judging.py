@@ -214,19 +214,6 @@ def _kept(found: dict[str, Any], law: Callable[..., None], *arguments: Any) -> N
         found["lost"] = True
 
 
-def _order(subject: Subject, called: Called, found: dict[str, Any]) -> None:
-    """Judge that an answer is the same after a call on another problem."""
-    try:
-        again = subject.call()
-    except Exception as error:  # noqa: BLE001
-        check_device("order", error)
-        _report(found, "order", f"after another problem it raises {type(error).__name__}")
-        return
-    found["laws"].append("order")
-    for name in subject.different(called, again):
-        _report(found, "order", f"{name}: after another problem it answers otherwise")
-
-
 def judge_empty(
     published: Published, device: str, seed: int, stages: Monitor
 ) -> list[dict[str, Any]]:
@@ -236,7 +223,7 @@ def judge_empty(
         stages.advance()
         axes = {**axis_values(published, SIZES[0]), axis: 0}
         try:
-            inputs = inputs_of(published, axes, device, seed)
+            inputs = drawn_inputs(published, inputs_of(published, axes, device, seed))
             arguments = reference_arguments(published.template, on(_place(inputs), inputs))
             said = ask(published.template.reference, arguments)
         except Exception as error:  # noqa: BLE001  neither promises anything of empty axes
@@ -267,7 +254,8 @@ def judge_graph(
     """Return what is found of a call that is captured in a CUDA graph and replayed."""
     if device == "cpu":
         return []
-    for axes, inputs in problems_of(published, device, seed):
+    for axes, made in problems_of(published, device, seed):
+        inputs = drawn_inputs(published, made)
         called = _first_call(published, inputs, stages)
         if isinstance(called, Called):
             answer: dict[str, Any] = {"state": "answered", "laws": [], "findings": []}
@@ -333,7 +321,7 @@ def _first(
     problems = problems_of(published, device, seed, how.sizes, how.regime, every=how.every)
     certain = draws(published)
     for tried, (axes, made) in enumerate(problems):
-        inputs = made_certain(made) if certain else made
+        inputs = drawn_inputs(published, made)
         try:
             called = None if device == "cpu" else _first_call(published, inputs, stages)
             # Most kernels of other chips refuse at once, and references take seconds.
@@ -354,6 +342,15 @@ def _first(
     if unanswered:
         return unanswered, None
     raise refused or NoAnswerError("no axis values are left to try")
+
+
+def drawn_inputs(published: Published, made: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the inputs of a call: of one that draws, such that it is certain what.
+
+    Raises:
+        NoAnswerError: if that cannot be.
+    """
+    return made_certain(made) if draws(published) else made
 
 
 def made_certain(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -435,15 +432,24 @@ def _answer(subject: Subject, called: Called) -> dict[str, Any]:
 
 def _repeats(subject: Subject, called: Called, found: dict[str, Any]) -> None:
     """Judge that a second call answers as the first."""
+    _again(subject, called, found, "repeats", "a second call")
+
+
+def _order(subject: Subject, called: Called, found: dict[str, Any]) -> None:
+    """Judge that an answer is the same after a call on another problem."""
+    _again(subject, called, found, "order", "a call after another problem")
+
+
+def _again(subject: Subject, called: Called, found: dict[str, Any], law: str, which: str) -> None:
     try:
         again = subject.call()
     except Exception as error:  # noqa: BLE001
-        check_device("repeats", error)
-        _report(found, "repeats", f"the second call raises {type(error).__name__}")
+        check_device(law, error)
+        _report(found, law, f"{which} raises {type(error).__name__}")
         return
-    found["laws"].append("repeats")
+    found["laws"].append(law)
     for name in subject.different(called, again):
-        _report(found, "repeats", f"{name}: a second call answers otherwise")
+        _report(found, law, f"{name}: {which} answers otherwise")
 
 
 def _report(found: dict[str, Any], law: str, why: str) -> None:
