@@ -13,6 +13,7 @@ from ..gpu.triton_interpreter import hasten, scalars_as_bounds
 from ..targets.optional import require
 from ..targets.refusal import Refusal, first_reason
 from ..targets.target import Target
+from .quantize import unwritten
 from .support import kernel, next_power_of_two, require_triton, unavailable
 
 KERNEL = "kernelproof.impl.triton.kernels.norm_quantize"
@@ -57,13 +58,7 @@ def norm_and_quantize(inputs: NormQuantizeInputs) -> tuple[torch.Tensor, torch.T
     require_triton()
     x, to, residual = inputs.x, inputs.to, inputs.residual
     tokens, channels = x.shape
-    codes = torch.empty((tokens, channels), dtype=to.dtype, device=x.device)
-    computed = None
-    if inputs.scale is None:
-        computed = torch.empty_strided(
-            to.scales_of((tokens, channels)), inputs.scale_strides, dtype=torch.float32,
-            device=x.device,
-        )  # fmt: skip
+    codes, computed = unwritten(inputs)
     if not tokens:
         return codes, computed
     group = next_power_of_two(to.block[1] or channels)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ...reference import QuantizeProblem
+from ...reference.tensors.norm_quantize import NormQuantizeInputs
 from ...reference.tensors.quantize import QuantizeInputs
 from ..gpu.triton_interpreter import hasten, scalars_as_bounds
 from ..targets.optional import require
@@ -39,6 +40,19 @@ def _compile_key(problem: QuantizeProblem) -> Hashable:
     return problem.dtype, problem.codes, *how, width
 
 
+def unwritten(
+    inputs: QuantizeInputs | NormQuantizeInputs,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return memory for the codes, and for the scales if they are to be computed."""
+    x, to = inputs.x, inputs.to
+    codes = torch.empty(x.shape, dtype=to.dtype, device=x.device)
+    if inputs.scale is not None:
+        return codes, None
+    shape = to.scales_of((x.shape[0], x.shape[1]))
+    scales = torch.empty_strided(shape, inputs.scale_strides, dtype=torch.float32, device=x.device)
+    return codes, scales
+
+
 @kernel(
     "quantize",
     name="triton-quantize",
@@ -59,13 +73,7 @@ def quantize(inputs: QuantizeInputs) -> tuple[torch.Tensor, torch.Tensor | None]
     require_triton()
     x, to = inputs.x, inputs.to
     tokens, channels = x.shape
-    codes = torch.empty((tokens, channels), dtype=to.dtype, device=x.device)
-    computed = None
-    if inputs.scale is None:
-        computed = torch.empty_strided(
-            to.scales_of((tokens, channels)), inputs.scale_strides, dtype=torch.float32,
-            device=x.device,
-        )  # fmt: skip
+    codes, computed = unwritten(inputs)
     if not tokens:
         return codes, computed
     group = to.block[1] or channels
