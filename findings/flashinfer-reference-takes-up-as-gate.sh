@@ -5,8 +5,8 @@
 # The template of flashinfer.fused_moe.monomoe.mono_moe names the rows of the first weights
 # "[gate || up]": SiLU belongs to the first half. Its reference puts SiLU on the second half, as
 # TensorRT-LLM's weights have it ("[up || gate]"). Seen here: with gates far below zero SiLU closes
-# every expert and the answer is 0; the reference answers up to 1.3e7, and with
-# the two halves exchanged it answers 0. Seen on an H200, too: the kernel does as the text says (it is
+# every expert and the answer is 0; the reference answers up to 1.3e7, and 0 with the two halves
+# exchanged. Seen on an H200, too: the kernel does as the text says (it is
 # up to 55 of 52 away from the reference, and 1 from that of exchanged halves, on the template's own
 # inputs). Whoever tests a kernel, or another engine's weights, against this reference accepts what
 # swaps gate and up, and refuses what is right.
