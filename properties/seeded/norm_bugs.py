@@ -11,6 +11,7 @@ import torch
 from ...reference import Arithmetic
 from ...reference.tensors.norm_quantize import NormQuantizeInputs
 from ...reference.tensors.quantize import QuantizeInputs
+from . import far_bugs
 from .catalogue import SeededBug, seeded
 from .quantize_bugs import Answer, amaxes, answer, computed, power_at_least, quotients, scales_of
 
@@ -83,6 +84,16 @@ def last_row_of_the_residual_stays(inputs: NormQuantizeInputs) -> Answer:
     h = _sum(inputs, written=False)
     if inputs.residual is not None and len(h):
         inputs.residual[:-1].copy_(h[:-1])
+    return _quantised(_norm(inputs, h))
+
+
+@seeded(BUGS, NORM, "far_rows", features=("large_rows",))
+def residual_row_in_int32(inputs: NormQuantizeInputs) -> Answer:
+    """Multiply a token's number by the stride of the residual in int32."""
+    h = inputs.x.float()
+    if inputs.residual is not None:
+        h = h + far_bugs.found(inputs.residual).float()
+        inputs.residual.copy_(h)
     return _quantised(_norm(inputs, h))
 
 
