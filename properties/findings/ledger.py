@@ -228,9 +228,15 @@ class Ledger:
         )
 
     def is_deadly(self, implementation: str, law: str, target: Target) -> bool:
-        """Whether an implementation is known to hang or fault under a law on a machine."""
+        """Whether an implementation is known to hang or fault under a law on a machine.
+
+        Not what only some problems do, under any law: see ``Candidate.alone``.
+        """
         return any(
-            entry.is_forceful and entry.of_law(law) and entry.covers(implementation, target)
+            entry.is_forceful
+            and (law in entry.laws or not entry.where)
+            and entry.of_law(law)
+            and entry.covers(implementation, target)
             for entry in self.entries
         )
 

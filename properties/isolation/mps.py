@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 CONTROL: Final = "nvidia-cuda-mps-control"
 """The program of the daemon; it comes with NVIDIA's driver."""
 PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
-MOST_FAULTS: Final = 3
+MOST_FAULTS: Final = 6
 """Faults after which processes have the GPU in turns again: each costs all of them their start."""
 
 NOT_SHARED: Final = (

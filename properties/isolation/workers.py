@@ -89,6 +89,7 @@ class Worker:
         self._second: WorkerProcess | None = None  # see SECOND
         self._client: Client | None = None  # what makes the process share the GPU
         self._alone = False  # the process does not share it, whether others do or not
+        self._kept = False  # nor does it when it is lent to its owner again
         self._sent = 0  # of the process's requests, those without an answer
         self._quick = False  # the last answer came soon
         self._note = ""
@@ -173,7 +174,8 @@ class Worker:
         """Run the code of another, in a fresh process if the last one's has started something."""
         if owner != self.owner and self._process is not None and self._process.has_children():
             self.renew()
-        if self._alone and self._supply.client() is not None:
+        kept = self._kept and owner == self.owner
+        if self._alone and not kept and self._supply.client() is not None:
             if self._process is not None and not self._process.unused:
                 self._end()
             self._alone = False
@@ -193,13 +195,16 @@ class Worker:
         has_run = self._process is not None and bool(self._process.tenants - {tenant})
         return has_run or self.shares_gpu
 
-    def renew(self) -> None:
+    def renew(self, *, keep: bool = False) -> None:
         """Replace the process by a fresh one, in which no earlier case has left anything.
 
         It does not share its GPU either, until the worker is lent again.
+
+        Args:
+            keep: nor then, where the worker is lent to the same owner.
         """
         self._end()
-        self._alone = True
+        self._alone, self._kept = True, keep
         self._process = self._supply.replace()
 
     def drop(self) -> None:

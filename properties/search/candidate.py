@@ -109,7 +109,8 @@ class Candidate:
     announced: bool = False
     """Whether a failure was shown before it was made small: the first of an implementation is."""
     alone: bool = False
-    """Whether its processes run no other's code: in a shared one it failed, but not by itself."""
+    """Whether its processes share nothing: in a shared one it failed, but not by itself, or it has
+    ended the work of all that share the GPU."""
     stuck: dict[str, str] = field(default_factory=dict)
     """Places in which HANGs were found to be stuck, by problem id: finding out takes seconds."""
     named: set[str] = field(default_factory=set)

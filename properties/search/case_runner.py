@@ -183,7 +183,7 @@ class CaseRunner:
         worker, deadly = self._worker, candidate.is_deadly(self.law.name)
         lonely = candidate.alone and worker.shared_with_others(candidate.address.reference)
         if lonely or (deadly and worker.shares_gpu):  # it would end the others' work on the GPU
-            worker.renew()
+            worker.renew(keep=True)
         warm_up(self._worker, self.candidate)
         self.starting_seconds += time.monotonic() - start
 
@@ -228,7 +228,9 @@ class CaseRunner:
         elif verdict.calls:
             self.candidate.deadlines.record(problem, verdict.seconds / verdict.calls)
         # Before it is counted: the verdict of a process that others have used accuses nobody yet.
-        if outcome.shared and self._confirms and self._accused(problem, verdict):
+        # After a fault not even what is known to fail: the fault may be the doing of another.
+        accused = self._accused(problem, verdict) or (outcome.faulted and verdict.bad)
+        if outcome.shared and self._confirms and accused:
             return self._judged_alone(problem, faulted=outcome.faulted)
         return verdict
 
@@ -264,13 +266,13 @@ class CaseRunner:
 
         Where it is, the implementation has processes of its own from now on, so that what it does
         itself after many calls is seen. Not so after a fault that has ended the work of all that
-        share the GPU: most of them have no part in it.
+        share the GPU, in which most have no part: only whose problem fails again has them then.
         """
         if not self.died:  # else it has a fresh process already
             self.renew()
         deadlines = self.candidate.deadlines_of(self.law, problem)
         verdict = self._learn(problem, self._worker.run(self._request(problem), deadlines))
-        self.candidate.alone = self.candidate.alone or not (verdict.bad or faulted)
+        self.candidate.alone = self.candidate.alone or verdict.bad == faulted
         return verdict
 
     def _count(self, problem: Problem, verdict: Verdict) -> Verdict:

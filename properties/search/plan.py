@@ -20,6 +20,9 @@ from .drawing import SearchOptions
 
 LEAST_PROBLEMS, LEAST_SECONDS = 3, 3.0
 """Fewest problems and seconds of a law, whatever its weight."""
+SECONDS_ON_A_GPU = 0.4
+"""Share of the profile's seconds that the laws of a gate over many have on a GPU: what takes longer
+there is code on the host, such as references of plain torch, which a CPU judges as well."""
 LEAST_SECONDS_OF_A_PART = 1.0
 """Fewest seconds of one of several equal parts of a law's search."""
 FIRST_SHARE = 0.2
@@ -178,7 +181,9 @@ def seconds_of(plan: Plan, law: Law, laws: Sequence[Law], jobs: int, parts: int 
     least = LEAST_SECONDS if parts == 1 else LEAST_SECONDS_OF_A_PART
     # The profile's seconds are those of one worker; laws run on several at a time, so that each law
     # may take its share of what all of them have.
-    return max(least, plan.share * plan.profile.seconds * jobs * law.weight / total / parts)
+    each = SECONDS_ON_A_GPU if plan.device == "cuda" and plan.share < 1 else 1.0
+    seconds = each * plan.share * plan.profile.seconds * jobs
+    return max(least, seconds * law.weight / total / parts)
 
 
 def options_of(

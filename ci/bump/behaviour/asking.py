@@ -150,8 +150,9 @@ class Asker(Worker):
         """Ask the side."""
         return self._side.run(payload, deadlines)
 
-    def renew(self) -> None:
+    def renew(self, *, keep: bool = False) -> None:
         """Do nothing: the side's pool gives another process where one died."""
+        del keep
 
 
 @dataclass(frozen=True)

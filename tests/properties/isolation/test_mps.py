@@ -130,6 +130,20 @@ def test_a_worker_shares_again_once_it_is_lent_again(gpu: SharedGpu) -> None:
             assert variable(worker) is not None
 
 
+def test_a_process_that_shares_nothing_is_kept_for_its_owner_only(gpu: SharedGpu) -> None:
+    with make_pool(gpu) as pool:
+        with pool.lease("mine") as worker:
+            worker.renew(keep=True)
+            assert variable(worker) is None
+        with pool.lease("mine") as worker:
+            assert variable(worker) is None
+            assert pool.respawns == 1  # the same process
+        with pool.lease("other") as worker:
+            assert variable(worker) is not None
+        with pool.lease("mine") as worker:
+            assert variable(worker) is not None
+
+
 def test_a_fault_ends_what_all_share(gpu: SharedGpu) -> None:
     first = gpu.client()
     with make_pool(gpu, size=2) as pool, pool.lease() as faulty, pool.lease() as other:

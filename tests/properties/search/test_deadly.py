@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,14 +10,21 @@ import pytest
 
 from kernelproof.fixtures import LEDGER
 from kernelproof.impl import Target
-from kernelproof.properties.findings.ledger import load_ledger
+from kernelproof.properties.findings.ledger import Entry, load_ledger
+from kernelproof.properties.isolation import gpus
 from kernelproof.properties.isolation.mps import NOT_SHARED
+from kernelproof.properties.isolation.outcome import Outcome
 from kernelproof.properties.laws import find_law
 from kernelproof.properties.search import case_runner
+from kernelproof.properties.search.candidate import Candidate
 from kernelproof.properties.search.case_runner import CaseRunner
 from kernelproof.properties.search.engine import Run
-from kernelproof.properties.search.plan import Plan
+from kernelproof.properties.search.plan import Plan, seconds_of
+from kernelproof.properties.space.axes import Axes
 from kernelproof.properties.space.profiles import PROFILES
+from kernelproof.properties.verdicts.verdict import Verdict
+from kernelproof.properties.worker.requests import Address
+from kernelproof.reference import MergeProblem
 
 
 def test_the_shipped_ledger_says_what_hangs() -> None:
@@ -25,6 +33,8 @@ def test_the_shipped_ledger_says_what_hangs() -> None:
     assert ledger.is_deadly("flashinfer-decode", "host_runs_ahead", here)
     assert not ledger.is_deadly("flashinfer-decode", "parity", here)
     assert not ledger.is_deadly("flashinfer-merge-states", "parity", here)  # it only raises
+    # Some problems fault under any law: not for these is every law judged apart.
+    assert not ledger.is_deadly("flashinfer-prefill-fa2-unsplit", "parity", here)
 
 
 @pytest.mark.parametrize(
@@ -44,15 +54,40 @@ def test_a_deadly_law_has_its_own_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(case_runner, "warm_up", lambda *_: None)
-    times: list[int] = []
+    times: list[bool] = []
     worker: Any = SimpleNamespace(
-        shares_gpu=shares, shared_with_others=lambda _: shares, renew=lambda: times.append(1)
+        shares_gpu=shares,
+        shared_with_others=lambda _: shares,
+        renew=lambda *, keep: times.append(keep),
     )
     candidate: Any = SimpleNamespace(
         alone=alone, is_deadly=lambda _: deadly, address=SimpleNamespace(reference="")
     )
     CaseRunner(worker, candidate, find_law("parity")).warm_up()
-    assert len(times) == renewed
+    assert times == [True] * renewed
+
+
+@pytest.mark.parametrize("fails_again", [True, False])
+def test_a_fault_is_judged_again_whatever_is_known_of_it(
+    fails_again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(case_runner, "warm_up", lambda *_: None)
+    monkeypatch.setattr(case_runner, "probe_device", lambda *_: None)
+    first = Outcome("crash", kind="SIGKILL", stage="run", shared=True, faulted=True)
+    passed = Outcome("done", result=Verdict("PASS").to_json())
+    again = Outcome("crash", kind="SIGKILL", stage="run") if fails_again else passed
+    answers = iter([first, again])
+    worker: Any = SimpleNamespace(
+        run=lambda *_: next(answers), shared_with_others=lambda _: False, shares_gpu=False
+    )
+    candidate = Candidate("mine", Address("mine:mine", None, "cuda"), Axes("merge_state", {}, 1))
+    entry = Entry("known", "mine", "CRASH", {}, "It ends its process.", kinds=("SIGKILL",))
+    monkeypatch.setattr(candidate, "explanation", lambda *_: entry)
+    runner = CaseRunner(worker, candidate, find_law("parity"))
+    verdict = runner.judge(MergeProblem())
+    assert verdict.status == ("KNOWN" if fails_again else "PASS")
+    # Whoever has ended the work of all has processes of its own from now on.
+    assert candidate.alone == fails_again
 
 
 def test_what_was_to_share_a_gpu_and_could_not_says_so() -> None:
@@ -60,3 +95,22 @@ def test_what_was_to_share_a_gpu_and_could_not_says_so() -> None:
     run = Run(plan)
     run.ending.stop()
     assert run.execute().target["mps"] == NOT_SHARED
+
+
+def test_a_gate_on_a_gpu_ends_slow_laws_sooner() -> None:
+    law, on_cpu = find_law("parity"), Plan([], PROFILES["gate"], share=0.25)
+    seconds = [
+        seconds_of(plan, law, [law], 12)
+        for plan in (
+            on_cpu,
+            replace(on_cpu, device="cuda"),
+            replace(on_cpu, device="cuda", share=1.0),
+        )
+    ]
+    assert seconds == pytest.approx([150.0, 60.0, 600.0])
+
+
+def test_more_processes_share_a_gpu_than_have_it_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "free_memory", lambda _: [139 << 10])
+    monkeypatch.setattr(gpus, "free_host_memory", lambda: None)
+    assert gpus.processes_for(["0"], 16) < gpus.processes_for(["0"], 16, sharing=True) < 16
