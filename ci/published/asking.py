@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import queue
-import sys
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from ...properties.isolation.outcome import Outcome
 from ...properties.isolation.stages import Deadlines
 from ...properties.isolation.workers import WorkerPool
-from ...properties.worker.pools import open_pool
+from ...properties.search.ending import Ending
 from ..console.errors import MachineError
-from .host import HANDLER
 from .known import known_text
 
 START = 240.0
@@ -27,6 +25,12 @@ NO_MEMORY = "OutOfMemoryError"
 """What is raised where others hold the memory of a device."""
 PARTS = ("empty", "graph")
 """Laws that are asked apart once a call is judged: what they end is no loss for others."""
+Open = Callable[[int], AbstractContextManager[WorkerPool]]
+"""Opens so many workers that have a release on their path, and ``host.HANDLER``."""
+
+
+class UnpublishedError(MachineError):
+    """A release that publishes nothing, or that is not there."""
 
 
 @dataclass(frozen=True)
@@ -38,27 +42,30 @@ class Asked:
         seed: seed of inputs.
         problems: problems of each call; 0: as many as its seeded faults need.
         seconds: limit of one call and its reference, compilation not included.
-        end: time of ``time.monotonic`` at which what runs is cut short.
+        ending: the end of the run, at which what runs is cut short.
     """
 
     device: str
     seed: int
     problems: int
     seconds: float
-    end: float
+    ending: Ending
 
     def deadlines(self) -> Deadlines:
         """Return the deadlines of a question that is asked now."""
-        left = max(1.0, self.end - time.monotonic())
+        left = max(1.0, self.ending.seconds_until(1.0))
         one = min(self.seconds, left)
         compiling = min(COMPILE, left)
         return Deadlines(
             load=min(START, left), run=one, judge=one, compile=compiling, specialise=compiling
         )
 
-    def found_of(self, pool: WorkerPool, number: int, call: Mapping[str, Any]) -> dict[str, Any]:
+    def found_of(
+        self, pool: WorkerPool, number: int, call: Mapping[str, Any], *, compiles: bool
+    ) -> dict[str, Any]:
         """Return what is found of a call; a part of it that ends its process is a finding."""
         question = {
+            "compile": compiles,
             "device": self.device,
             "call": number,
             "seed": self.seed,
@@ -71,13 +78,15 @@ class Asked:
                 worker.renew()
             parts = PARTS if found["state"] == "judged" and not found.get("lost") else ()
             for part in parts if self.device == "cuda" else parts[:1]:
-                if time.monotonic() >= self.end:
+                if self.ending.over:
                     break
                 outcome = worker.run({**question, "part": part}, self.deadlines())
                 said = self._said(outcome, call)
                 if said.get("lost"):
                     worker.renew()
                 found["problems"] += said["problems"]
+                if "module" in said:
+                    found["module"] = said["module"]
                 if "why" in said:
                     found["parts"] = {**found.get("parts", {}), part: said["why"]}
                 found["findings"] += [
@@ -91,9 +100,9 @@ class Asked:
             found: dict[str, Any] = {"findings": [], **outcome.result}
             return {**found, "state": "ended"} if found["lost"] and not found["problems"] else found
         ended = {**call, "problems": [], "state": "ended", "findings": []}
-        if time.monotonic() >= self.end:
+        if self.ending.over:
             doing = "as it compiled" if outcome.stage == "specialise" else f"in {outcome.stage}"
-            return {**ended, "why": f"cut short by the end of the run, {doing}"}
+            return {**ended, "why": f"cut short by the end of the run, {doing}", "cut": True}
         why = f"{outcome.kind} in stage {outcome.stage} after {outcome.seconds:.0f} s"
         law = {"hang": "hangs", "crash": "crashes"}.get(outcome.status, "")
         if law and outcome.stage in ("run", "compile", "specialise"):
@@ -101,12 +110,12 @@ class Asked:
         return {**ended, "why": why}
 
 
-def _by_turns(chosen: Sequence[int], calls: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return calls so that neighbours are of different modules: those of one compile as one."""
-    groups: dict[str, list[int]] = defaultdict(list)
+def _by_turns(chosen: Sequence[int], groups: Mapping[int, str]) -> list[int]:
+    """Return calls so that neighbours are of different groups: those of a module wait for one."""
+    members: dict[str, list[int]] = defaultdict(list)
     for number in chosen:
-        groups[calls[number]["api"].rpartition(".")[0]].append(number)
-    turns = [(place, number) for group in groups.values() for place, number in enumerate(group)]
+        members[groups[number]].append(number)
+    turns = [(place, number) for group in members.values() for place, number in enumerate(group)]
     return [number for _, number in sorted(turns, key=lambda turn: turn[0])]
 
 
@@ -124,84 +133,132 @@ def _with_known(said: dict[str, Any], chip: int) -> dict[str, Any]:
     return said
 
 
+class Calls:
+    """The calls of a release, and what is found of them.
+
+    Args:
+        asked: how they are asked.
+        release: what the release publishes.
+        names: parts of names; none: all.
+        tell: called with each call that is judged.
+    """
+
+    def __init__(
+        self,
+        asked: Asked,
+        release: Mapping[str, Any],
+        names: Sequence[str],
+        tell: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self.asked, self.tell = asked, tell
+        self.release: Mapping[str, Any] = release
+        self.calls: Sequence[Mapping[str, Any]] = release["calls"]
+        self.chosen = [
+            number
+            for number, each in enumerate(self.calls)
+            if not names or any(part in each["name"] or part in each["api"] for part in names)
+        ]
+        self.found = {n: _lacking(self.calls[n]) for n in self.chosen if self.calls[n]["lacks"]}
+        self._lock = threading.Lock()
+
+    def ask(self, pool: WorkerPool, jobs: int, numbers: Sequence[int], *, last: bool) -> None:
+        """Ask calls, several at a time, until the end of the run.
+
+        Args:
+            pool: the workers.
+            jobs: calls at a time.
+            numbers: the calls, in turn.
+            last: whether they are not asked again: modules are compiled.
+        """
+
+        def ask(number: int) -> None:
+            if not self.asked.ending.over:
+                self._keep(number, self._said(pool, number, compiles=last), last=last)
+
+        with ThreadPoolExecutor(jobs) as threads:
+            for _ in threads.map(ask, numbers):
+                pass
+
+    def _said(self, pool: WorkerPool, number: int, *, compiles: bool) -> dict[str, Any]:
+        call = self.calls[number]
+        try:
+            said = self.asked.found_of(pool, number, call, compiles=compiles)
+        except Exception as error:  # noqa: BLE001  no call may be lost
+            why = f"the harness raises {type(error).__name__}: {error}"
+            cut = {"cut": True} if self.asked.ending.over else {}
+            said = {**_lacking(call), "state": "ended", "why": why, **cut}
+        return _with_known(said, self.release["chip"])
+
+    def _keep(self, number: int, said: dict[str, Any], *, last: bool) -> None:
+        with self._lock:
+            if said.pop("cut", False) and number in self.found:
+                return
+            self.found[number] = said
+            if last or not ("module" in said or _lacks_memory(said)):
+                self.tell(said)
+
+    def uncompiled(self) -> list[int]:
+        """Return the calls that wait for a module, those of one module far apart."""
+        modules = {n: each["module"] for n, each in self.found.items() if "module" in each}
+        return _by_turns(sorted(modules), modules)
+
+    def crowded(self) -> list[int]:
+        """Return the calls for which there was no memory beside others."""
+        return [number for number, each in self.found.items() if _lacks_memory(each)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is found of the calls."""
+        missing: dict[str, list[str]] = defaultdict(list)
+        for number in self.uncompiled():
+            missing[self.found[number]["module"]].append(self.calls[number]["name"])
+        return {
+            "flashinfer": self.release["version"],
+            "device": self.asked.device,
+            "chip": self.release["chip"],
+            "calls": [self.found[number] for number in self.chosen if number in self.found],
+            "not compiled": {name: sorted(missing[name]) for name in sorted(missing)},
+            "not begun": [self.calls[n]["name"] for n in self.chosen if n not in self.found],
+        }
+
+
 def judge_release(
-    folder: str,
-    device: str,
+    asked: Asked,
+    opened: Open,
     *,
-    seed: int = 0,
     names: Sequence[str] = (),
-    problems: int = 0,
     jobs: int = 1,
-    seconds: float = 60.0,
-    end: float = float("inf"),
     tell: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
     """Judge what a release publishes, several calls at a time.
 
+    Calls whose modules are compiled come first; then those that compile some; then, by themselves,
+    those that lacked memory.
+
     Args:
-        folder: what to put first on the path; "": what is installed.
+        asked: how it is asked.
+        opened: opens workers that have it.
         names: parts of names; none: all.
-        problems: problems of each call; 0: as many as its seeded faults need.
         jobs: calls at a time.
-        seconds: limit of one call.
-        end: time of ``time.monotonic`` after which no call is begun.
         tell: called with each call that is judged.
 
     Raises:
-        MachineError: if the release cannot be read.
+        UnpublishedError: it publishes nothing.
+        MachineError: it cannot be read.
     """
-    asked = Asked(device, seed, problems, seconds, end)
-    path = [folder, *sys.path] if folder else None
-    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
-    later: queue.SimpleQueue[int] = queue.SimpleQueue()
-    lock = threading.Lock()
-    with open_pool(device, size=jobs, handler=HANDLER, sys_path=path) as pool:
-        release = _read(pool, asked)
-        calls, chip = release["calls"], release["chip"]
-        chosen = [
-            number
-            for number, each in enumerate(calls)
-            if not names or any(part in each["name"] or part in each["api"] for part in names)
-        ]
-        found = [_lacking(calls[number]) for number in chosen if calls[number]["lacks"]]
-        for number in _by_turns([each for each in chosen if not calls[each]["lacks"]], calls):
-            waiting.put(number)
-
-        def work(pool: WorkerPool, numbers: queue.SimpleQueue[int], *, alone: bool) -> None:
-            while time.monotonic() < end and (number := _next(numbers)) is not None:
-                try:
-                    said = _with_known(asked.found_of(pool, number, calls[number]), chip)
-                except Exception as error:  # noqa: BLE001  no call may be lost
-                    why = f"the harness raises {type(error).__name__}: {error}"
-                    said = {**_lacking(calls[number]), "state": "ended", "why": why}
-                with lock:
-                    if _lacks_memory(said) and not alone:
-                        later.put(number)
-                        continue
-                    found.append(said)
-                    tell(said)
-
-        threads = [
-            threading.Thread(target=work, args=(pool, waiting), kwargs={"alone": jobs == 1})
-            for _ in range(jobs)
-        ]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
-    if not later.empty() and time.monotonic() < end:
-        with open_pool(device, handler=HANDLER, sys_path=path) as pool:
-            work(pool, later, alone=True)
-    left = [*iter(lambda: _next(waiting), None), *iter(lambda: _next(later), None)]
-    order = {each["name"]: place for place, each in enumerate(calls)}
-    found.sort(key=lambda each: order[each["name"]])
-    return {
-        "flashinfer": release["version"],
-        "device": device,
-        "chip": chip,
-        "calls": found,
-        "not begun": [calls[number]["name"] for number in left],
-    }
+    with opened(jobs) as pool, asked.ending.closing(pool.close):
+        calls = Calls(asked, read(pool, asked), names, tell)
+        modules = {
+            number: each["api"].rpartition(".")[0] for number, each in enumerate(calls.calls)
+        }
+        waiting = [number for number in calls.chosen if number not in calls.found]
+        calls.ask(pool, jobs, _by_turns(waiting, modules), last=asked.device == "cpu")
+        calls.ask(pool, jobs, calls.uncompiled(), last=True)
+    if (crowded := calls.crowded()) and jobs > 1 and not asked.ending.over:
+        with opened(1) as pool, asked.ending.closing(pool.close):
+            calls.ask(pool, 1, crowded, last=True)
+    for number in calls.uncompiled():
+        tell(calls.found[number])
+    return calls.to_json()
 
 
 def _lacking(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,22 +266,18 @@ def _lacking(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "problems": [], "findings": [], "state": "unasked", "why": why}
 
 
-def _next(waiting: queue.SimpleQueue[int]) -> int | None:
-    try:
-        return waiting.get_nowait()
-    except queue.Empty:
-        return None
-
-
-def _read(pool: WorkerPool, asked: Asked) -> dict[str, Any]:
+def read(pool: WorkerPool, asked: Asked) -> dict[str, Any]:
     """Return what a release publishes.
 
     Raises:
-        MachineError: if it cannot be read.
+        UnpublishedError: it publishes nothing.
+        MachineError: it cannot be read.
     """
     with pool.lease() as worker:
         outcome = worker.run({"device": asked.device}, asked.deadlines())
     if outcome.status == "done" and outcome.result is not None:
+        if why := outcome.result.get("unpublished"):
+            raise UnpublishedError(str(why))
         return outcome.result
     lines = (outcome.detail or outcome.stderr or outcome.kind).strip().splitlines()
     message = f"flashinfer cannot be read: {lines[-1][:160] if lines else 'no answer'}"

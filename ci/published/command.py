@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
-import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -81,8 +81,11 @@ def published(
     Exit code 0 if what was judged conforms, 1 if it does not or a fault is accepted, 4 if no
     function of the release answered here.
     """
+    from ...properties.search.ending import Ending
+    from ...properties.worker.pools import open_pool
     from ..console.terminal import console
-    from .asking import judge_release
+    from .asking import Asked, judge_release
+    from .host import HANDLER
 
     outputs.check()
     out = console(sys.stdout)
@@ -90,21 +93,17 @@ def published(
     def show(line: str) -> None:
         out.print(line, soft_wrap=True, markup=False, highlight=False)
 
-    folder = ""
+    path = None
     if release != INSTALLED:
         from ..releases.sandboxes import sandbox
 
-        folder = str(sandbox(release))
-    end = float("inf") if minutes is None else time.monotonic() + 60 * minutes
+        path = [str(sandbox(release)), *sys.path]
+    ending = Ending(math.inf if minutes is None else 60 * minutes)
     found = judge_release(
-        folder,
-        device,
-        seed=seed,
+        Asked(device, seed, problems, seconds, ending),
+        lambda size: open_pool(device, size=size, handler=HANDLER, sys_path=path),
         names=names,
         jobs=jobs,
-        problems=problems,
-        seconds=seconds,
-        end=end,
         tell=lambda said: show_call(said, show),
     )
     summary = summarise(found)
@@ -195,6 +194,7 @@ def summarise(found: Mapping[str, Any]) -> dict[str, Any]:
         "judged": sum(each["state"] == "judged" for each in calls),
         "reference only": sum(each["state"] == "reference only" for each in calls),
         "unasked": sum(each["state"] == "unasked" for each in calls),
+        "not compiled": sum(each["state"] == "not compiled" for each in calls),
         "ended": sum(each["state"] == "ended" for each in calls),
         "problems judged": sum(each["state"] == "answered" for each in answers),
         "findings": [
@@ -222,6 +222,7 @@ def summary_lines(found: Mapping[str, Any], summary: Mapping[str, Any]) -> list[
         f"{summary['judged']} judged (their own function answered)",
         f"{summary['reference only']} reference against reference only",
         f"{summary['unasked']} not asked",
+        f"{summary['not compiled']} not compiled",
         f"{summary['ended']} ended or took too long",
     )
     counts = (
@@ -237,6 +238,9 @@ def summary_lines(found: Mapping[str, Any], summary: Mapping[str, Any]) -> list[
         lines.append("refused: " + ", ".join(f"{why} {n}" for why, n in reasons.most_common()))
     if not summary["judged"]:
         lines.append("no function of the release answered here: nothing of it was judged")
+    if found["not compiled"]:
+        modules = (f"{name} ({', '.join(of)})" for name, of in found["not compiled"].items())
+        lines.append(f"modules not compiled: {'; '.join(modules)}")
     if found["not begun"]:
         lines.append(f"not begun: {len(found['not begun'])}: " + ", ".join(found["not begun"]))
     return lines

@@ -5,7 +5,10 @@ from __future__ import annotations
 import functools
 import traceback
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
+
+from .modules import NotCompiledError, compiled_only
 
 if TYPE_CHECKING:
     from ...properties.isolation.worker_main import Monitor
@@ -32,19 +35,19 @@ def answer(payload: Mapping[str, Any], stages: Monitor) -> dict[str, Any]:
 
     Args:
         payload: device; of a question about a call also its number, the seed, how many problems,
-            and part, a law that has problems of its own.
+            part, a law that has problems of its own, and whether modules may be compiled.
         stages: shows the parent the stage of this process.
     """
-    import flashinfer
-
     device = payload["device"]
     if "call" not in payload:
-        names = [{"name": each.name, "api": each.api, "lacks": each.lacks} for each in _release()]
-        return {"version": flashinfer.__version__, "chip": _chip(device), "calls": names}
+        return _published(device)
     published = _release()[payload["call"]]
     stages.enter("judge")
     try:
-        found = _judged(published, device, payload, stages)
+        with nullcontext() if payload["compile"] else compiled_only():
+            found = _judged(published, device, payload, stages)
+    except NotCompiledError as error:  # of a part
+        found = {"problems": [], "why": str(error), "module": error.module}
     except Exception as error:  # noqa: BLE001  a release has errors of many classes
         traceback.print_exc()
         found = {
@@ -56,6 +59,22 @@ def answer(payload: Mapping[str, Any], stages: Monitor) -> dict[str, Any]:
         }
     lost = device == "cuda" and _lost()
     return {**found, "lost": lost}
+
+
+def _published(device: str) -> dict[str, Any]:
+    """Return what the release publishes, or in a sentence why that is nothing."""
+    try:
+        import flashinfer
+    except ImportError as error:
+        return {"unpublished": f"flashinfer cannot be imported: {error}"}
+    try:
+        calls = _release()
+    except ImportError:  # of the table of templates
+        calls = []
+    if not calls:
+        return {"unpublished": f"flashinfer {flashinfer.__version__} publishes no templates"}
+    names = [{"name": each.name, "api": each.api, "lacks": each.lacks} for each in calls]
+    return {"version": flashinfer.__version__, "chip": _chip(device), "calls": names}
 
 
 def _judged(

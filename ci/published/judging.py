@@ -35,6 +35,7 @@ from .calling import (
 from .comparing import compare
 from .faults import seeded
 from .known import ARITHMETIC, NONE
+from .modules import NotCompiledError
 from .release import (
     LARGER,
     LARGEST,
@@ -166,6 +167,24 @@ def judge(
     found: dict[str, Any] = {"name": published.name, "api": published.api, "problems": []}
     if published.lacks:
         return {**found, "state": "unasked", "why": f"no {published.lacks} is published"}
+    try:
+        unanswered = _judge_problems(published, found, device, seed, stages, most)
+    except NotCompiledError as error:
+        found |= {"module": error.module, "why": str(error)}
+        unanswered = "not compiled"
+    answered = any(each["answer"]["state"] == "answered" for each in found["problems"])
+    return {**found, "state": "judged" if answered else unanswered}
+
+
+def _judge_problems(
+    published: Published,
+    found: dict[str, Any],
+    device: str,
+    seed: int,
+    stages: Monitor,
+    most: int,
+) -> str:
+    """Judge problems of a call, and return its state if it has answered none."""
     before: tuple[Subject, Called] | None = None
     for number in range(max(most, len(PROBLEMS))):
         stages.advance()
@@ -180,7 +199,8 @@ def judge(
             break
         except NoAnswerError as error:
             if not number:
-                return {**found, "state": "unasked", "why": str(error)}
+                found["why"] = str(error)
+                return "unasked"
         else:
             found["problems"].append({**problem, "regime": regime})
             if before is not None and judged is not None:
@@ -190,8 +210,7 @@ def judge(
                 break
         if _are_enough(found["problems"], most):
             break
-    answered = any(each["answer"]["state"] == "answered" for each in found["problems"])
-    return {**found, "state": "judged" if answered else "reference only"}
+    return "reference only"
 
 
 def _are_enough(problems: Sequence[Mapping[str, Any]], most: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,15 @@ import torch
 
 from kernelproof.ci.cli import main
 from kernelproof.ci.published.answers import NoAnswerError, Said, ask
-from kernelproof.ci.published.command import findings_of
+from kernelproof.ci.published.asking import Asked, Calls, UnpublishedError, read
+from kernelproof.ci.published.command import findings_of, summarise, summary_lines
 from kernelproof.ci.published.comparing import compare
 from kernelproof.ci.published.faults import FAULTS, seeded
+from kernelproof.ci.published.host import HANDLER
 from kernelproof.ci.published.known import ARITHMETIC, known_text
+from kernelproof.properties.findings.report import TIME
+from kernelproof.properties.search.ending import Ending
+from kernelproof.properties.worker.pools import open_pool
 from kernelproof.tests.ci.published.stand_in import stand_in
 
 BROKEN = {
@@ -37,7 +43,7 @@ BROKEN = {
 """The law that each faulty function of the stand-in breaks."""
 NAMES_RIGHT = [
     *("norm_right", "norm_in_place", "norm_codes", "norm_expanded", "norm_graph"),
-    *("norm_into", "sample_right", "Wrapper.run:run"),
+    *("norm_into", "norm_compiles", "sample_right", "Wrapper.run:run"),
 ]
 """Those that break none; norm_graph is right on a CPU."""
 
@@ -90,6 +96,47 @@ def test_a_graph_that_answers_otherwise_breaks_its_law(tmp_path: Path) -> None:
     judged = json.loads(report.read_text())
     assert findings(judged, "norm_graph") == {"graph"}
     assert findings(judged, "norm_right") == set()
+
+
+def test_modules_that_exist_come_first_and_others_are_named(tmp_path: Path) -> None:
+    path = [stand_in(tmp_path), *sys.path]
+    asked = Asked("cpu", 0, 1, 25.0, Ending())
+    told: list[str] = []
+    with open_pool("cpu", handler=HANDLER, sys_path=path) as pool:
+        release = {"version": "9.9", "chip": 0, "calls": read(pool, asked)["calls"]}
+        names = ["norm_compiles", "norm_right"]
+        calls = Calls(asked, release, names, lambda said: told.append(said["name"]))
+        calls.ask(pool, 1, calls.chosen, last=False)
+        first = calls.to_json()
+        assert told == ["norm_right"]
+        assert first["not compiled"] == {"norm_module": ["norm_compiles"]}
+        assert [each["state"] for each in first["calls"]] == ["not compiled", "judged"]
+        assert "modules not compiled: norm_module (norm_compiles)" in summary_lines(
+            first, summarise(first)
+        )
+        calls.ask(pool, 1, calls.uncompiled(), last=True)
+        then = calls.to_json()
+        assert not then["not compiled"]
+        assert [each["state"] for each in then["calls"]] == ["judged", "judged"]
+        asked.ending.end(TIME)
+        calls.ask(pool, 1, calls.chosen, last=True)
+        assert calls.to_json() == then
+
+
+def test_a_release_without_templates_says_so_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "flashinfer").mkdir()
+    asked = Asked("cpu", 0, 1, 25.0, Ending())
+    for text, why in (
+        ("__version__ = '0.6'", "flashinfer 0.6 publishes no templates"),
+        ("import nothing_of_that_name", "flashinfer cannot be imported: No module named"),
+    ):
+        (tmp_path / "flashinfer" / "__init__.py").write_text(text)
+        path = [str(tmp_path), *sys.path]
+        with (
+            open_pool("cpu", handler=HANDLER, sys_path=path) as pool,
+            pytest.raises(UnpublishedError, match=why),
+        ):
+            read(pool, asked)
 
 
 def test_findings_that_are_settled_are_known() -> None:
