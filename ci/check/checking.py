@@ -26,11 +26,12 @@ from ...properties.findings.cases import CaseWriter
 from ...properties.findings.corpus import Case, failed_before
 from ...properties.findings.expectations import read_expectations
 from ...properties.findings.ledger import Ledger, LedgerError
-from ...properties.findings.report import SUITE_FAILED, Milestones, RunReport
+from ...properties.findings.report import SUITE_FAILED, TIME, Milestones, RunReport
 from ...properties.isolation.sanitizer import SanitizerMissingError
 from ...properties.isolation.sanitizer import command as sanitizer_command
 from ...properties.laws import laws_of
 from ...properties.search.costs import CostsError, keep_builds, keep_costs, read_builds, read_costs
+from ...properties.search.ending import Ending
 from ...properties.search.engine import Run
 from ...properties.search.examples import VARIABLE, ExamplesError, open_examples, shared_examples
 from ...properties.search.plan import Plan
@@ -45,10 +46,13 @@ from ..console.signals import ended_by_signals, interrupted_once
 from ..console.terminal import console
 from ..fleet.command import fleet_at, fleet_to_json, print_chips
 from ..fleet.fleet import Fleet
+from ..published.including import LEFT_OUT, SHARE, judge_installed, without
+from ..published.summary import brief
 from ..reports.annotations import annotation_lines
 from ..reports.json_report import to_json
 from ..reports.outline import filled
 from ..reports.progress import watch
+from ..reports.published_calls import finding_blocks
 from ..reports.run_outline import outline_of, print_summary, to_junit
 from ..reports.sarif import to_sarif
 from ..reports.summary import Summary, summarise
@@ -99,6 +103,23 @@ class Request:
     repeatable: Repeatable | None = None
     called: bool = False
     """Whether a program asks, which gets the summary instead of a print, and keeps its signals."""
+
+    @property
+    def seconds(self) -> float:
+        """The seconds that all of it may take."""
+        return 60 * (self.minutes or MINUTES.get((self.profile, self.device), math.inf))
+
+    @property
+    def without_published(self) -> dict[str, Any]:
+        """What a gate's report has of published calls that it does not ask; else empty."""
+        parts = {
+            "--law": self.laws,
+            "--only": self.only,
+            "--sanitizer": self.sanitizer,
+            "--distrust": self.distrust,
+            "--ray": self.ray,
+        }
+        return without(self.device, next((name for name, given in parts.items() if given), ""))
 
 
 def examine(request: Request) -> int:
@@ -155,7 +176,8 @@ def _carry_out(
                 run.report.failure = why.splitlines()[0]
                 run.report.seconds = time.monotonic() - started
         writer.write_all(run.report)
-        summary = summarised(run.report, failure=run.report.failure)
+        published = _published(request, run.report, time.monotonic() - started)
+        summary = summarised(run.report, failure=run.report.failure, published=published)
         more = fleet_to_json(run, summarised) if isinstance(run, Fleet) else {}
         try:
             _write_outputs(request, summary, writer.failed, more)
@@ -171,6 +193,46 @@ def _carry_out(
             keep_costs(request.cases, run.plan.profile, request.device, run.costs)
         keep_builds(request.cases, run.builds)
     return summary
+
+
+def _asks_published(request: Request) -> bool:
+    return request.gate and not request.without_published
+
+
+def _published(request: Request, report: RunReport, seconds: float) -> dict[str, Any]:
+    """Return what a gate's report has of published calls, which are asked after the laws.
+
+    Args:
+        request: the request.
+        report: what the laws have found.
+        seconds: the seconds that they took.
+    """
+    if not request.gate or (said := request.without_published):
+        return said if request.gate else {}
+    if report.interrupted or report.lost or (request.exit_first and report.unknown):
+        return {"state": LEFT_OUT, "why": "the run ended before them"}
+    err = console(sys.stderr)
+    err.print("judging what FlashInfer publishes of its calls", style="dim", markup=False)
+
+    def tell(call: Mapping[str, Any]) -> None:
+        for block in finding_blocks(
+            {"device": request.device, "seed": request.seed, "calls": [call]}
+        ):
+            err.print(f"{block.title}: {block.message}", markup=False, soft_wrap=True)
+
+    ending = Ending(request.seconds - seconds)
+    with ended_by_signals(ending.end):
+        found = judge_installed(
+            request.device,
+            request.seed,
+            request.jobs,
+            ending,
+            lambda said: tell(brief(said)),
+            known=request.expectations != "none",
+        )
+    if ending.asked not in ("", TIME):
+        report.ended = ending.asked
+    return found
 
 
 @contextmanager
@@ -249,7 +311,7 @@ def _plan(request: Request, ledger: Ledger) -> Plan:
         sanitizer=_sanitizer(request),
         distrust=request.distrust,
         mps=request.mps,
-        seconds=60 * (request.minutes or MINUTES.get((profile.name, request.device), math.inf)),
+        seconds=request.seconds * (1 - SHARE if _asks_published(request) else 1),
         builds=read_builds(request.cases),
         exit_first=request.exit_first,
         failed=failed,
@@ -355,6 +417,7 @@ def _summarise(
     required: RequiredClaims | None = None,
     *,
     failure: str = "",
+    published: Mapping[str, Any] = MappingProxyType({}),
 ) -> Summary:
     return summarise(
         report,
@@ -365,6 +428,7 @@ def _summarise(
         failure=failure,
         allow_incomplete=request.allow_incomplete,
         lost=required.lost(report, gate=request.gate) if required else (),
+        published=published,
     )
 
 

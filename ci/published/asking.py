@@ -43,6 +43,7 @@ class Asked:
         problems: problems of each call; 0: as many as its seeded faults need.
         seconds: limit of one call and its reference, compilation not included.
         ending: the end of the run, at which what runs is cut short.
+        known: whether settled findings are known.
     """
 
     device: str
@@ -50,6 +51,7 @@ class Asked:
     problems: int
     seconds: float
     ending: Ending
+    known: bool = True
 
     def deadlines(self) -> Deadlines:
         """Return the deadlines of a question that is asked now."""
@@ -187,7 +189,7 @@ class Calls:
             why = f"the harness raises {type(error).__name__}: {error}"
             cut = {"cut": True} if self.asked.ending.over else {}
             said = {**_lacking(call), "state": "ended", "why": why, **cut}
-        return _with_known(said, self.release["chip"])
+        return _with_known(said, self.release["chip"]) if self.asked.known else said
 
     def _keep(self, number: int, said: dict[str, Any], *, last: bool) -> None:
         with self._lock:

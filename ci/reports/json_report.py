@@ -79,4 +79,5 @@ def to_json(summary: Summary) -> dict[str, Any]:
         "kernelproof": __version__,
         "date": summary.date,
         "command": summary.command,
+        **({"published": dict(summary.published)} if summary.published else {}),
     }

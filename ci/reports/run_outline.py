@@ -28,6 +28,14 @@ from .kernels import kernel_lines, kernel_text
 from .law_times import fruitless_text, time_lines
 from .outline import Block, Line, Part, Table
 from .places import places, repository
+from .published_calls import (
+    finding_blocks,
+    junit_suite,
+    known_lines,
+    left_out_lines,
+    passed_lines,
+    weak_lines,
+)
 from .summary import (
     KnownCause,
     Summary,
@@ -94,13 +102,17 @@ def outline_of(summary: Summary, *, whole: bool) -> Iterator[Part]:
     yield Part("Verdict", [Line("", summary.sentence, verdict), *ran, *shares], folded=False)
     yield Part("Errors", _errors(reports, summary))
     causes = [cause for each in reports for cause in new_findings(each)]
-    yield Part("New findings", [finding_block(each, whole=whole) for each in causes])
+    of_laws = [finding_block(each, whole=whole) for each in causes]
+    yield Part("New findings", [*of_laws, *finding_blocks(summary.published)])
     known = [each for cause in known_causes(summary) for each in _known(cause, summary, whole)]
-    yield Part("Known findings", known)
-    yield Part("Incomplete", _weak(reports, summary, whole=whole))
-    yield Part("What passed", _passed(reports, summary, whole=whole))
+    yield Part("Known findings", [*known, *known_lines(summary.published)])
+    weak = [*_weak(reports, summary, whole=whole), *weak_lines(summary.published)]
+    yield Part("Incomplete", weak)
+    passed = [*_passed(reports, summary, whole=whole), *passed_lines(summary.published)]
+    yield Part("What passed", passed)
     yield Part("Time by law", time_lines(summary) if whole else ())
-    yield Part("What was not run", _not_run(summary, whole=whole))
+    left_out = [*_not_run(summary, whole=whole), *left_out_lines(summary.published)]
+    yield Part("What was not run", left_out)
 
 
 def _errors(reports: Sequence[ImplementationReport], summary: Summary) -> Iterator[Line | Block]:
@@ -299,6 +311,7 @@ def to_junit(summary: Summary) -> str:
         for told in lost_lines(summary.lost):
             result(case(suites[-1], told, 0.0), "failure", told)
     suites += [_suite(each, summary) for each in in_order(summary.report.implementations)]
+    suites += [junit_suite(summary.published)] if summary.published else []
     return document("kernelproof", suites, time=f"{summary.report.seconds:.3f}")
 
 

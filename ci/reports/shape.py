@@ -324,9 +324,11 @@ class Report(_Report, total=False):
     """The report of ``check`` or ``gate``.
 
     ``fleet`` and ``chips`` come from a cluster, the latter a report for each chip; ``gating`` from
-    a run that tried the support table too.
+    a run that tried the support table too, ``published`` from ``gate``: FlashInfer's published
+    calls, or why they are no part of it.
     """
 
     fleet: dict[str, Any]
     chips: dict[str, Any]
     gating: dict[str, Any]
+    published: dict[str, Any]

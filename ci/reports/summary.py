@@ -7,9 +7,10 @@ passed, what was not run.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from types import MappingProxyType
 from typing import Any
 
 from ...impl.features import INTERPRETED
@@ -32,6 +33,8 @@ from ..console.errors import (
     USAGE,
 )
 from .claims import LostClaim
+from .published_calls import broken_laws, nothing_judged
+from .published_calls import sentence as published_sentence
 
 VERDICTS = {CONFORMING: "conforming", NONCONFORMING: "nonconforming", INCOMPLETE: "incomplete"}
 WORDS = {
@@ -71,6 +74,7 @@ class Summary:
         laws: names that ``--law`` selected; all if empty.
         failure: what stopped the suite, if something did.
         lost: what was claimed once and is refused now.
+        published: what became of published calls; empty where they are no part of the run.
     """
 
     report: RunReport
@@ -83,6 +87,7 @@ class Summary:
     failure: str = ""
     date: str = ""
     lost: tuple[LostClaim, ...] = ()
+    published: Mapping[str, Any] = field(default_factory=dict)
 
 
 def summarise(
@@ -95,9 +100,16 @@ def summarise(
     failure: str = "",
     allow_incomplete: bool = False,
     lost: Sequence[LostClaim] = (),
+    published: Mapping[str, Any] = MappingProxyType({}),
 ) -> Summary:
     """Return the summary of a run, with its verdict as a whole."""
     code, why = _exit_of(report, gate=gate, failure=failure)
+    if told := published_sentence(published):
+        why = f"{why}; {told}"
+        if broken_laws(published, known=False) and code in (CONFORMING, INCOMPLETE):
+            code = NONCONFORMING
+        elif nothing_judged(published) and code == CONFORMING:
+            code = INCOMPLETE
     if lost:
         why = f"{count_of(len(lost), 'claim')} lost; {why}"
         code = NONCONFORMING if code in (CONFORMING, INCOMPLETE) else code
@@ -113,7 +125,17 @@ def summarise(
         sentence += f"; laws: {earlier['laws']} of {earlier['of']} reused from {earlier['since']}"
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return Summary(
-        report, ledger, verdict, code, sentence, command, laws, failure, date, tuple(lost)
+        report,
+        ledger,
+        verdict,
+        code,
+        sentence,
+        command,
+        laws,
+        failure,
+        date,
+        tuple(lost),
+        published,
     )
 
 

@@ -310,14 +310,18 @@ class JitSpec:
 """
 
 
-def stand_in(folder: Path) -> str:
+FEW = CALLS[: CALLS.index("@flashinfer_api(trace=template())\ndef norm_outside")]
+"""The first calls: three that are right, and two that break parity."""
+
+
+def stand_in(folder: Path, calls: str = CALLS) -> str:
     """Write the release, and return its folder."""
     package = folder / "flashinfer"
     package.mkdir()
     (package / "__init__.py").write_text('__version__ = "9.9"\n')
     (package / "api_logging.py").write_text(REGISTRY)
     (package / "templates.py").write_text(TEMPLATES)
-    (package / "norms.py").write_text(CALLS)
+    (package / "norms.py").write_text(calls)
     (package / "jit").mkdir()
     (package / "jit" / "core.py").write_text(JIT)
     return str(folder)

@@ -14,11 +14,11 @@ import torch
 from kernelproof.ci.cli import main
 from kernelproof.ci.published.answers import NoAnswerError, Said, ask
 from kernelproof.ci.published.asking import Asked, Calls, UnpublishedError, read
-from kernelproof.ci.published.command import findings_of, summarise, summary_lines
 from kernelproof.ci.published.comparing import compare
 from kernelproof.ci.published.faults import FAULTS, seeded
 from kernelproof.ci.published.host import HANDLER
 from kernelproof.ci.published.known import ARITHMETIC, known_text
+from kernelproof.ci.published.summary import findings_of, summarise, summary_lines
 from kernelproof.properties.findings.report import TIME
 from kernelproof.properties.search.ending import Ending
 from kernelproof.properties.worker.pools import open_pool

@@ -1,0 +1,128 @@
+"""Published calls as a part of a gate: verdict, exit code, JSON, page, JUnit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelproof.ci.check import checking
+from kernelproof.ci.cli import main
+from kernelproof.ci.published import asking
+from kernelproof.ci.published.including import LEFT_OUT, ON_A_CPU, UNSUPPORTED, without
+from kernelproof.ci.reports.published_calls import (
+    broken_laws,
+    left_out_lines,
+    nothing_judged,
+    sentence,
+    weak_lines,
+)
+from kernelproof.tests.ci.published.stand_in import FEW, stand_in
+
+GATE = ["gate", "--profile", "quick", "--jobs", "1", "--law", "slots_parity"]
+
+
+def gate(folder: Path, *more: str) -> tuple[int, dict[str, Any]]:
+    """Run a gate, and return its exit code and its report."""
+    report = folder / "gate.json"
+    outputs = ("--json", str(report), "--html", str(folder / "gate.html"))
+    junit = ("--junit", str(folder / "gate.xml"), "--cases", str(folder / "cases"))
+    code = main([*GATE, *outputs, *junit, *more])
+    found: dict[str, Any] = json.loads(report.read_text())
+    return code, found
+
+
+@pytest.fixture(autouse=True)
+def one_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "kernelproof.ci.check.listing.usable_here", lambda _: (["torch-map-slots"], [])
+    )
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: published calls are asked."""
+    monkeypatch.setattr(checking, "without", lambda *_: {})
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_gate_judges_published_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(stand_in(tmp_path, FEW))
+    code, report = gate(tmp_path)
+    assert code == report["exit_code"] == 1
+    published = report["published"]
+    states = {each["name"]: each["state"] for each in published["calls"]}
+    assert set(states.values()) == {"judged"}
+    assert published["summary"]["findings"] == ["norm_code_off", "norm_offset"]
+    assert "5 judged by FlashInfer's own function; 2 new findings, 0 known" in report["message"]
+    replay = "kernelproof published installed norm_offset --device cpu --seed 0"
+    for text in (capfd.readouterr().out, (tmp_path / "gate.html").read_text()):
+        assert replay in text
+    assert (tmp_path / "gate.xml").read_text().count("<failure") == len(("code_off", "offset"))
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_known_finding_fails_no_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "known_text", lambda *_: "settled elsewhere")
+    monkeypatch.syspath_prepend(stand_in(tmp_path, FEW))
+    code, report = gate(tmp_path)
+    assert code == 0
+    assert "0 new findings, 2 known" in report["message"]
+    assert "settled elsewhere" in (tmp_path / "gate.html").read_text()
+    assert gate(tmp_path, "--expectations", "none")[0] == 1
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_release_without_templates_is_unsupported_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = stand_in(tmp_path, "")
+    monkeypatch.syspath_prepend(folder)
+    code, report = gate(tmp_path)
+    why = "flashinfer 9.9 publishes no templates"
+    assert (code, report["published"]) == (0, {"state": UNSUPPORTED, "why": why})
+    assert f"UNSUPPORTED: published calls: {why}" in " ".join(capfd.readouterr().out.split())
+
+
+def test_a_gate_on_a_cpu_leaves_them_to_the_command(tmp_path: Path) -> None:
+    code, report = gate(tmp_path)
+    assert (code, report["published"]) == (0, {"state": LEFT_OUT, "why": ON_A_CPU})
+
+
+def test_a_part_of_a_gate_leaves_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert without("cuda", "--law")["state"] == LEFT_OUT
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert without("cuda", "")["state"] == UNSUPPORTED
+    (line,) = left_out_lines(without("cuda", ""))
+    assert line.text == "published calls: flashinfer is not installed"
+
+
+def published(**changes: object) -> dict[str, Any]:
+    """Return what a report has of them where nothing answered."""
+    summary = {"judged": 0, "reference only": 1, "not compiled": 1, "accepted": []}
+    return {
+        "summary": summary,
+        "calls": [],
+        "not compiled": {"norm_module": ["norm"]},
+        "not begun": ["rope"],
+        **changes,
+    }
+
+
+def test_what_was_not_compiled_is_named_and_nothing_judged_is_incomplete() -> None:
+    found = published()
+    assert nothing_judged(found)
+    told = [f"{each.label}: {each.text}" for each in weak_lines(found)]
+    assert "not compiled: published calls: module norm_module: norm" in told
+    assert "not begun: published calls: rope" in told
+    assert "1 by their reference only, 1 not compiled, 1 not begun" in sentence(found)
+
+
+def test_an_accused_reference_is_a_finding() -> None:
+    call = {"name": "norm", "state": "judged", "findings": [], "accused": ["5 elements"]}
+    ((each, name),) = broken_laws(published(calls=[call]), known=False)
+    assert (each["why"], name) == ("5 elements", "norm")
