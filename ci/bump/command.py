@@ -54,6 +54,7 @@ from ..support.command import chips_of
 from .behaviour.asking import Bench
 from .behaviour.compiled import Compilation, compare_compiled
 from .behaviour.precompiled import compare_precompiled
+from .behaviour.published import compare_published
 from .behaviour.records import Comparison
 from .behaviour.shipped import compare_binaries
 from .behaviour.steps import (
@@ -142,6 +143,16 @@ class Request:
     def wanted(self) -> Sequence[str]:
         """The parts that are compared."""
         return self.parts or self.compared.usual_parts
+
+    @property
+    def behaviour_part(self) -> str:
+        """The option by which only a part of the behaviour was asked for; empty if none was."""
+        parts = {
+            "--implementation": self.implementations,
+            "--law": self.laws,
+            "--only": self.only,
+        }
+        return next((name for name, given in parts.items() if given), "")
 
     @property
     def compilation(self) -> Compilation | None:
@@ -284,6 +295,11 @@ def _steps(
             yield comparison
     if BEHAVIOUR in parts:
         here: tuple[Chip, ...] = () if machine == "cpu" else (machine,)
+        if package is FLASHINFER_PACKAGE:
+            comparison = compare_published(
+                comparison, replace(bench, plan=plan), here, request.behaviour_part
+            )
+            yield comparison
         yield from compare_behaviour(
             comparison, replace(bench, plan=plan), here, policy.slower, speed=SPEED in parts
         )

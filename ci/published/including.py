@@ -1,4 +1,4 @@
-"""Published calls of what is installed, as a part of a gate on a GPU."""
+"""Published calls as a part of a gate on a GPU, and of a comparison of releases there."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ...properties.search.ending import Ending
 from ...properties.search.engine import usual_jobs
 from ...properties.worker.pools import open_pool
 from ..console.errors import MachineError
-from .asking import Asked, UnpublishedError, judge_release
+from .asking import Asked, Open, UnpublishedError, judge_release
 from .host import HANDLER
 from .summary import brief, summarise
 
 SHARE = 0.2
-"""Share of a gate's time that published calls have; what the laws leave of theirs is added."""
+"""Share of the time of a gate or a comparison that they have; a gate adds what laws leave."""
 SECONDS = 60.0
 """Limit of what a call runs, and of its reference."""
 LEFT_OUT, UNSUPPORTED, FAILED, JUDGED = "left out", "unsupported", "failed", "judged"
@@ -49,7 +49,7 @@ def judge_installed(
     *,
     known: bool = True,
 ) -> dict[str, Any]:
-    """Return what a report has of published calls, once they were asked.
+    """Return what a report has of the installed release's published calls, see ``judge_part``.
 
     Args:
         device: "cpu" or "cuda".
@@ -62,18 +62,25 @@ def judge_installed(
     jobs = jobs or usual_jobs(device)
     asked = Asked(device, seed, 0, SECONDS, ending, known=known)
     environment = limited_to(compilers() // jobs)
+    return judge_part(
+        asked,
+        lambda size: open_pool(device, size=size, handler=HANDLER, environment=environment),
+        jobs,
+        tell,
+    )
+
+
+def judge_part(
+    asked: Asked, opened: Open, jobs: int, tell: Callable[[Mapping[str, Any]], None]
+) -> dict[str, Any]:
+    """Return what a report has of published calls, once they were asked, see ``judge_release``."""
     try:
-        with ending.watched():
-            found = judge_release(
-                asked,
-                lambda size: open_pool(device, size=size, handler=HANDLER, environment=environment),
-                jobs=jobs,
-                tell=tell,
-            )
+        with asked.ending.watched():
+            found = judge_release(asked, opened, jobs=jobs, tell=tell)
     except UnpublishedError as error:
         return {"state": UNSUPPORTED, "why": error.message}
     except (MachineError, RuntimeError) as error:  # a pool that is closed at the end
         return {"state": FAILED, "why": str(error)}
     calls = [brief(each) for each in found["calls"]]
-    numbers = {"seed": seed, "summary": summarise(found)}
+    numbers = {"seed": asked.seed, "summary": summarise(found)}
     return {"state": JUDGED, "why": "", **found, "calls": calls, **numbers}

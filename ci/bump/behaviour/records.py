@@ -221,6 +221,7 @@ class Comparison:
         engines: what was read of engines' sources, for the report.
         kernels: what became of precompiled kernels, by chip, see ``precompiled``.
         compiled: records of modules that were compiled, see ``compiled.compile_both``.
+        published: what became of published calls, by side, see ``published.compare_published``.
         compared: the comparisons by implementation.
         cuts: what the end of the comparison left out, by implementation.
         failures: sentences; a verdict needs what they are about.
@@ -241,6 +242,7 @@ class Comparison:
     engines: Sequence[Mapping[str, Any]] = ()
     kernels: Sequence[Mapping[str, Any]] = ()
     compiled: Sequence[Mapping[str, Any]] = ()
+    published: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     compared: Sequence[Compared] = ()
     cuts: Sequence[Cut] = ()
     failures: tuple[str, ...] = ()

@@ -51,6 +51,7 @@ def to_json(
     evidence = dict.fromkeys(learned.chips, DECLARED)
     evidence |= {chip: COMPILED for chip in compiled_chips(learned.compiled) if chip in evidence}
     ran = any(tried.judged(SIDES[1]) for each in learned.compared for tried in each.tried)
+    ran |= bool(learned.published.get(SIDES[1], {}).get("summary", {}).get("judged"))
     if ran and machine in evidence:
         evidence[machine] = RAN
     verdict = decide(
@@ -207,6 +208,7 @@ def _machine(
         "judged": sum(each["judged"] for each in implementations),
         "corpus": replayed(learned.compared),
         "implementations": implementations,
+        "published": learned.published,
         "liveness": _liveness(learned, plan),
         "compiled": [
             {name: value for name, value in each.items() if name != "seconds"}

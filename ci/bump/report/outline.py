@@ -17,6 +17,7 @@ from ...reports.markdown import code, escaped
 from ...reports.markdown import to_markdown as written
 from ...reports.outline import Block, Line, Part
 from ...reports.summary import short_issue, shortened
+from ..behaviour.published import counts_told
 from ..behaviour.speed import memory_sentences
 from ..surface.uses import CHANGES_FELT
 from ..verdicts.findings import ACTIONS, engines_in_words, spared, uses_in_words
@@ -294,6 +295,8 @@ def _machine(machine: Mapping[str, Any], *, whole: bool) -> Iterator[Line]:
         f"{seed}{stored_first(machine)}; soaked {len(soak['soaked'])} with "
         f"{soak['launches']} launches a problem: {count_of(len(soak['hangs']), 'hang')}{failures}",
     )
+    for side, told in counts_told(machine.get("published", {})):
+        yield Line("published calls", f"{side}: {told}")
     claims = claims_of(machine)
     interpreted = [name for name, claim in claims if claim == CLAIM]
     if interpreted:

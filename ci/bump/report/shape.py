@@ -295,6 +295,7 @@ class Machine(msgspec.Struct):
     timings: Timings
     problems: int | msgspec.UnsetType = msgspec.UNSET
     corpus: Corpus | msgspec.UnsetType = msgspec.UNSET
+    published: dict[str, dict[str, Any]] = {}
 
 
 class Accepted(msgspec.Struct):

@@ -23,7 +23,7 @@ from packaging.version import InvalidVersion, Version
 from ....impl.targets.unpacked import FROM
 from ....properties.isolation.outcome import describe_exit
 from ....properties.isolation.workers import WorkerPool
-from ....properties.worker.pools import open_pool
+from ....properties.worker.pools import HANDLER, open_pool
 from ...answers.identity import code_identity, digest_of
 from ...binaries.wheels.finding import find_libraries
 from ...console.errors import MACHINE, UsageRefusedError
@@ -106,6 +106,7 @@ class Release:
         size: int = 1,
         standby: bool = False,
         environment: Mapping[str, str] | None = None,
+        handler: str = HANDLER,
     ) -> Iterator[WorkerPool]:
         """Open a pool of its workers.
 
@@ -114,10 +115,12 @@ class Release:
             size: how many there are.
             standby: whether one more has done its imports when a process dies or is given up.
             environment: further variables.
+            handler: what they call for each request.
         """
         pool = open_pool(
             device,
             size=size,
+            handler=handler,
             standby=standby,
             environment={**self.environment, **(environment or {})},
             sys_path=self.path,

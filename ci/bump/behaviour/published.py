@@ -1,0 +1,167 @@
+"""What both releases make of the calls that they publish, see ``ci/published``."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ....properties.findings.report import TIME
+from ....properties.search.building import compilers, limited_to
+from ....properties.search.ending import Ending
+from ...published.asking import Asked
+from ...published.host import HANDLER
+from ...published.including import SECONDS, SHARE, judge_part, without
+from ...reports.published_calls import TITLE, sentence
+from ..sides.releases import SIDES, Release
+from ..verdicts.findings import Chip, Finding, finding
+from .asking import Bench
+from .records import Comparison
+
+KNOWN = "ci/published/known.py"
+"""What explains a known finding."""
+Call = Mapping[str, Any]
+
+
+def compare_published(
+    comparison: Comparison, bench: Bench, chips: tuple[Chip, ...], part: str
+) -> Comparison:
+    """Judge the published calls of both releases, on a GPU, and compare their findings.
+
+    Args:
+        comparison: the record so far.
+        bench: the bench, whose journal keeps a side's answer as a whole.
+        chips: the chips on which the findings hold.
+        part: the option by which only a part of the behaviour was asked for; empty if none was.
+    """
+    if said := without(bench.plan.device, part):
+        return comparison.skipping({TITLE: said["why"]})
+    if set(comparison.releases) != set(SIDES):
+        return comparison
+    started = time.monotonic()
+    bench.progress.tell("judging what both releases publish of their calls")
+
+    def ask(side: str) -> dict[str, Any]:
+        found: dict[str, Any] = bench.journal.ask(
+            {"side": side, "published": SHARE},
+            lambda: _judged(comparison.releases[side], bench),
+        )
+        return found
+
+    with ThreadPoolExecutor(len(SIDES)) as threads:
+        published = dict(zip(SIDES, threads.map(ask, SIDES), strict=True))
+    calls = [{each["name"]: each for each in published[side].get("calls", ())} for side in SIDES]
+    comparison = replace(comparison, published=published)
+    comparison = comparison.with_findings(differences(calls[0], calls[1], chips))
+    left = {f"{TITLE} of {comparison.name(side)}": _left(published[side]) for side in SIDES}
+    return comparison.skipping({what: why for what, why in left.items() if why}).timed(
+        TITLE, started
+    )
+
+
+def _judged(release: Release, bench: Bench) -> dict[str, Any]:
+    plan, whole = bench.plan, bench.ending
+    share = SHARE * whole.seconds if whole.seconds < math.inf else math.inf
+    ending = Ending(min(share, whole.seconds_until(1.0)))
+    asked = Asked(plan.device, plan.seed, 0, SECONDS, ending, known=bool(plan.ledger.entries))
+    environment = limited_to(compilers() // plan.threads)
+    with whole.closing(partial(ending.end, TIME)):
+        return judge_part(
+            asked,
+            lambda size: release.workers(
+                plan.device, size=size, environment=environment, handler=HANDLER
+            ),
+            plan.jobs,
+            lambda _: None,
+        )
+
+
+def _left(published: Mapping[str, Any]) -> str:
+    """Return what of a release's published calls was not judged, and why; empty if nothing."""
+    if "summary" not in published:
+        return str(published["why"])
+    modules, begun = published["not compiled"], published["not begun"]
+    parts = [f"modules not compiled: {', '.join(modules)}"] if modules else []
+    parts += [f"not begun: {', '.join(begun)}"] if begun else []
+    return "; ".join(parts)
+
+
+def differences(
+    before: Mapping[str, Call], after: Mapping[str, Call], chips: tuple[Chip, ...]
+) -> Iterator[Finding]:
+    """Yield what the calls of a candidate do otherwise than those of the baseline, by call and law.
+
+    Args:
+        before: the baseline's calls by name.
+        after: the candidate's.
+        chips: the chips on which it holds.
+    """
+    for name in sorted({*before, *after}):
+        one, two = before.get(name), after.get(name)
+        old, new = _failing(one), _failing(two)
+        for law in dict.fromkeys([*new, *old]):
+            change = _change(one, two, law)
+            if not change:
+                continue
+            each = new.get(law) or old[law]
+            yield finding(
+                change,
+                f"published/{name}",
+                f"{name}: {law}: {each['why']}",
+                detail=law,
+                chips=chips,
+                laws=(law,),
+                problem={"told": str(each["axes"])} if each["axes"] else None,
+                entry=KNOWN if each["known"] and change != "new-failure" else "",
+                reason=each["known"],
+            )
+        if (
+            one
+            and two
+            and one["state"] == "judged"
+            and two["state"] in ("reference only", "unasked")
+        ):
+            yield finding(
+                "implementation-lost",
+                f"published/{name}",
+                f"{name}: the candidate's own function does not answer: {two['why']}",
+                chips=chips,
+            )
+
+
+def _failing(call: Call | None) -> dict[str, Mapping[str, Any]]:
+    """Return a call's first finding under each law that it breaks."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for each in call["findings"] if call else ():
+        found.setdefault(each["law"], each)
+    return found
+
+
+def _change(one: Call | None, two: Call | None, law: str) -> str:
+    """Return the change that a call's law shows; empty if none."""
+    hangs = law == "hangs"
+    if law not in _failing(two):
+        return "fixed" if _passes(two, law) else ""
+    if law in _failing(one):
+        return "hang-stays" if hangs else "still-failing"
+    if _passes(one, law):
+        return "hang" if hangs else "new-failure"
+    return "candidate-only-failure"
+
+
+def _passes(call: Call | None, law: str) -> bool:
+    """Whether a call was judged by a law and kept it."""
+    if call is None or call["state"] != "judged":
+        return False
+    return law in call["laws"] or law in ("hangs", "crashes")
+
+
+def counts_told(published: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield each side whose published calls were asked, and their counts in words."""
+    for side in SIDES:
+        if told := sentence(published.get(side, {})):
+            yield side, told.removeprefix(f"{TITLE}: ")

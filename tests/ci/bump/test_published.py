@@ -1,0 +1,102 @@
+"""Published calls of two releases: what the candidate breaks, mends and loses."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelproof.ci.answers.journal import Journal
+from kernelproof.ci.bump.behaviour import published
+from kernelproof.ci.bump.behaviour.asking import Bench
+from kernelproof.ci.bump.behaviour.published import (
+    KNOWN,
+    compare_published,
+    counts_told,
+    differences,
+)
+from kernelproof.ci.bump.behaviour.records import Comparison
+from kernelproof.ci.bump.sides.plan import BumpPlan
+from kernelproof.ci.bump.sides.releases import SIDES, Release
+from kernelproof.ci.published.including import ON_A_CPU
+from kernelproof.ci.reports.published_calls import TITLE
+from kernelproof.properties.findings.ledger import Ledger
+from kernelproof.properties.search.ending import Ending
+from kernelproof.properties.space.profiles import PROFILES
+from kernelproof.tests.ci.published.stand_in import FEW, stand_in
+
+RIGHT = "def norm_right(input, weight):\n    return reference(input, weight)"
+
+
+def call(state: str = "judged", *broken: str, known: str = "") -> dict[str, Any]:
+    """Return a call of a report that breaks these laws."""
+    findings = [{"law": law, "why": "wrong", "axes": {}, "known": known} for law in broken]
+    return {"state": state, "why": "no", "laws": ["parity", "strides"], "findings": findings}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changes"),
+    [
+        (call(), call("judged", "parity"), ["new-failure"]),
+        (call(), call("ended", "hangs"), ["hang"]),
+        (call("ended", "hangs"), call("ended", "hangs"), ["hang-stays"]),
+        (call("judged", "parity"), call("judged", "parity"), ["still-failing"]),
+        (call("judged", "parity"), call(), ["fixed"]),
+        (call("judged", "graph"), call(), []),
+        (call("reference only"), call("judged", "parity"), ["candidate-only-failure"]),
+        (None, call("judged", "parity"), ["candidate-only-failure"]),
+        (call(), call("judged", "graph"), ["candidate-only-failure"]),
+        (call(), call("reference only"), ["implementation-lost"]),
+        (call(), call("not compiled"), []),
+        (call(), call(), []),
+    ],
+)
+def test_the_changes_of_a_call(
+    before: dict[str, Any] | None, after: dict[str, Any], changes: list[str]
+) -> None:
+    old = {"norm": before} if before else {}
+    assert [each.change for each in differences(old, {"norm": after}, (90,))] == changes
+
+
+def test_a_known_finding_is_known_unless_the_baseline_is_right() -> None:
+    wrong = call("judged", "strides", known="read as dense")
+    (stays,) = differences({"norm": wrong}, {"norm": wrong}, ())
+    (new,) = differences({"norm": call()}, {"norm": wrong}, ())
+    assert (stays.entry, stays.reason) == (KNOWN, "read as dense")
+    assert (new.entry, new.reason) == ("", "read as dense")
+
+
+def test_both_releases_are_judged_and_the_journal_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = {SIDES[0]: FEW, SIDES[1]: FEW.replace(RIGHT, f"{RIGHT} * 1.02")}
+    sources[SIDES[1]] = sources[SIDES[1]].replace("reference(input, weight) + 0.009", "input * 0")
+    releases = {}
+    for side, calls in sources.items():
+        (tmp_path / side).mkdir()
+        path = (stand_in(tmp_path / side, calls), *sys.path)
+        releases[side] = Release(side, tmp_path / side, sys.executable, path)
+    given = {side: side for side in SIDES}
+    comparison = Comparison(given, ("cpu",), releases=releases)
+    ending = Ending()
+    plan = BumpPlan((), "cpu", PROFILES["quick"], 0, Ledger(()), tmp_path, tmp_path)
+    with Journal(tmp_path / "journal", ending) as journal:
+        bench = Bench(plan, {}, journal, ending)
+        left_out = compare_published(comparison, bench, (), "")
+        assert left_out.skipped == {TITLE: ON_A_CPU}
+        monkeypatch.setattr(published, "without", lambda *_: {})
+        journal.start({}, resume=False, tell=print)
+        found = compare_published(comparison, bench, ("cpu",), "")
+        again = compare_published(comparison, bench, ("cpu",), "")
+    assert journal.remembered == len(SIDES)
+    assert again.findings == found.findings
+    assert {(each.change, each.subject) for each in found.findings} == {
+        ("new-failure", "published/norm_right"),
+        ("still-failing", "published/norm_code_off"),
+        ("still-failing", "published/norm_offset"),
+    }
+    told = dict(counts_told(found.published))
+    assert told[SIDES[0]].startswith("5 judged by FlashInfer's own function; 2 new findings")
+    assert told[SIDES[1]].endswith("3 new findings, 0 known")
