@@ -23,7 +23,7 @@ COMPILE = 900.0
 """Seconds in which a call has compiled."""
 NO_MEMORY = "OutOfMemoryError"
 """What is raised where others hold the memory of a device."""
-PARTS = ("empty", "graph")
+PARTS = ("empty", "graph", "far")
 """Laws that are asked apart once a call is judged: what they end is no loss for others."""
 Open = Callable[[int], AbstractContextManager[WorkerPool]]
 """Opens so many workers that have a release on their path, and ``host.HANDLER``."""

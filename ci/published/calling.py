@@ -23,7 +23,10 @@ FENCED = 0xFF
 WORKSPACE = 128 * 2**20
 PADDING = 32
 """Bytes by which rows are further apart, where strides are tried: vectors stay aligned."""
-
+FAR = 2**31
+"""Elements between the first row and the last one, where it is tried: 32 bits do not count them."""
+ALIGNED = 128
+"""Elements by which such rows are apart, or a multiple."""
 
 COPIED = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
@@ -72,8 +75,38 @@ def may_be_strided(value: torch.Tensor) -> bool:
     return bool(dense and value.is_floating_point() and value.dtype in COPIED)
 
 
-def fenced(inputs: Mapping[str, Any], *, strided: Collection[str] = ()) -> Fenced:
-    """Return fenced copies of inputs; strided: those whose rows are further apart."""
+def may_be_far(value: torch.Tensor) -> bool:
+    """Whether a tensor's rows can be put far apart, with memory for it left for others."""
+    if not may_be_strided(value) or value.shape[0] == 1:
+        return False
+    return not value.is_cuda or 4 * FAR * value.element_size() < torch.cuda.mem_get_info()[0]
+
+
+def _far_apart(value: torch.Tensor) -> torch.Tensor:
+    """Return a copy whose last row is ``FAR`` elements behind the first.
+
+    On a GPU as much memory lies before it, for offsets that are negative in 32 bits.
+    """
+    row = -(-FAR // ((value.shape[0] - 1) * ALIGNED)) * ALIGNED
+    before = FAR if value.is_cuda else 0
+    size = before + (value.shape[0] - 1) * row + value[0].numel()
+    memory = torch.empty(size, dtype=value.dtype, device=value.device)
+    if value.is_cuda:
+        memory.view(torch.uint8).fill_(FENCED)
+    strides = (row, *value.stride()[1:])
+    return torch.as_strided(memory, value.shape, strides, before).copy_(value)
+
+
+def fenced(
+    inputs: Mapping[str, Any], *, strided: Collection[str] = (), far: Collection[str] = ()
+) -> Fenced:
+    """Return fenced copies of inputs.
+
+    Args:
+        inputs: the inputs.
+        strided: those whose rows are further apart.
+        far: those whose rows are far apart, without fences.
+    """
     found = Fenced({})
 
     def copy(value: Any, path: str) -> Any:  # noqa: ANN401
@@ -90,6 +123,8 @@ def fenced(inputs: Mapping[str, Any], *, strided: Collection[str] = ()) -> Fence
     def _copy(value: torch.Tensor, path: str) -> torch.Tensor:
         if value.dtype not in COPIED:
             return value.clone()
+        if path in far:
+            return _far_apart(value)
         strides = list(value.stride())
         if path in strided:
             row = value.shape[-1] + PADDING // value.element_size()
@@ -141,13 +176,14 @@ def call(
     stages: Stages,
     *,
     strided: Collection[str] = (),
+    far: Collection[str] = (),
 ) -> Called:
-    """Call the release's own function on copies of inputs, as the stage "run".
+    """Call the release's own function on copies of inputs (``fenced``), as the stage "run".
 
     Raises:
         NotCalledError: if the harness cannot make the call. Other errors are the release's.
     """
-    copies = fenced(inputs, strided=strided)
+    copies = fenced(inputs, strided=strided, far=far)
     before = {path: each.clone() for path, each in _paths(copies.inputs)}
     with stages.stage("run"), watched(stages):
         function, given = _bound(published, copies.inputs)
@@ -336,12 +372,27 @@ def may_write(published: Published, said: Sequence[Expected], called: Called) ->
     return found | {getattr(each, "param", None) or name for name, each in outputs}
 
 
-SCRATCH = frozenset(
-    {"workspace", "buffer", "out", "output", "scratch", "scratchpad", "semaphores", "lse"}
-)
+OUTPUTS = frozenset({"out", "output", "lse"})
+SCRATCH = OUTPUTS | {"workspace", "buffer", "scratch", "scratchpad", "semaphores"}
 
 
 def is_scratch(path: str) -> bool:
     """Whether an argument is memory that a call may use as it likes, by the words of its name."""
     words = path.replace(".", "_").split("_")
     return any(word in SCRATCH or word.startswith("counter") for word in words)
+
+
+def alike(one: Called, other: Called) -> bool:
+    """Whether two calls have returned and written the same bytes, scratch left aside."""
+    if len(one.returned) != len(other.returned):
+        return False
+    written = [
+        path
+        for path in one.changed | other.changed
+        if not is_scratch(path) or OUTPUTS & set(path.replace(".", "_").split("_"))
+    ]
+    pairs = [
+        *zip(one.returned, other.returned, strict=True),
+        *((one.arguments[path], other.arguments[path]) for path in written),
+    ]
+    return all(same(first, second) for first, second in pairs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,10 +24,12 @@ from .arithmetic import WIDE, WIDENED
 from .calling import (
     Called,
     NotCalledError,
+    alike,
     answer_of,
     call,
     draws,
     is_scratch,
+    may_be_far,
     may_be_strided,
     may_write,
     replayed,
@@ -308,7 +310,48 @@ def _graph(subject: Subject, called: Called, found: dict[str, Any]) -> None:
             _report(found, "graph", f"{where}: a replayed graph answers otherwise")
 
 
-PARTS = {"empty": judge_empty, "graph": judge_graph}
+def judge_far(
+    published: Published, device: str, seed: int, stages: Monitor
+) -> list[dict[str, Any]]:
+    """Return what is found of a call of whose inputs one has rows far apart."""
+    for axes, made in problems_of(published, device, seed):
+        inputs = drawn_inputs(published, made)
+        called = _first_call(published, inputs, stages)
+        if isinstance(called, Called):
+            answer: dict[str, Any] = {"state": "answered", "laws": [], "findings": []}
+            _kept(answer, _far, Subject(published, inputs, Said([], ""), stages), called)
+            return [{**_NOTHING, "axes": axes, "answer": answer}]
+    return []
+
+
+def _far(subject: Subject, dense: Called, found: dict[str, Any]) -> None:
+    """Judge rows of an input that are far apart, where rows a little apart change no bit."""
+    for path, each in leaves(subject.inputs):
+        if is_scratch(path) or not may_be_far(each):
+            continue
+        try:
+            if not alike(dense, subject.call(strided=[path])):
+                continue
+            called = call(subject.published, subject.inputs, subject.stages, far=[path])
+        except torch.OutOfMemoryError:  # others have taken it
+            continue
+        except Exception as error:  # noqa: BLE001  a call may refuse either
+            check_device("far", error)
+            continue
+        found["laws"] = ["far"]
+        if alike(dense, called):
+            continue
+        arguments = reference_arguments(
+            subject.published.template, on(_place(subject.inputs), subject.inputs)
+        )
+        said = ask(subject.published.template.reference, arguments)
+        answer: dict[str, Any] = {"laws": [], "findings": []}
+        _parity(replace(subject, said=said), called, answer, "far")
+        for finding in answer["findings"]:
+            _report(found, "far", f"of {path}: {finding['why']}")
+
+
+PARTS = {"empty": judge_empty, "graph": judge_graph, "far": judge_far}
 """Laws that have problems of their own, and may end the process without the others' answers."""
 
 
@@ -489,7 +532,7 @@ def _parity(subject: Subject, called: Called, found: dict[str, Any], law: str) -
             _report(found, law, f"{difference.law}: {difference.why}")
     if compared:
         found["laws"].append(law)
-    elif law != "strides":
+    elif law not in ("strides", "far"):
         found["state"] = "unjudged"
         found["why"] = "nothing of its answer is an output of its reference"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -54,9 +55,16 @@ def compare_published(
 
     with ThreadPoolExecutor(len(SIDES)) as threads:
         published = dict(zip(SIDES, threads.map(ask, SIDES), strict=True))
-    calls = [{each["name"]: each for each in published[side].get("calls", ())} for side in SIDES]
+    before, after = (
+        {each["name"]: each for each in published[side].get("calls", ())} for side in SIDES
+    )
     comparison = replace(comparison, published=published)
-    comparison = comparison.with_findings(differences(calls[0], calls[1], chips))
+    where = f"--device {bench.plan.device} --seed {bench.plan.seed}"
+    commands = {
+        side: f"kernelproof published {shlex.quote(comparison.given[side])} {where}"
+        for side in SIDES
+    }
+    comparison = comparison.with_findings(differences(before, after, chips, commands))
     left = {f"{TITLE} of {comparison.name(side)}": _left(published[side]) for side in SIDES}
     return comparison.skipping({what: why for what, why in left.items() if why}).timed(
         TITLE, started
@@ -91,7 +99,10 @@ def _left(published: Mapping[str, Any]) -> str:
 
 
 def differences(
-    before: Mapping[str, Call], after: Mapping[str, Call], chips: tuple[Chip, ...]
+    before: Mapping[str, Call],
+    after: Mapping[str, Call],
+    chips: tuple[Chip, ...],
+    commands: Mapping[str, str],
 ) -> Iterator[Finding]:
     """Yield what the calls of a candidate do otherwise than those of the baseline, by call and law.
 
@@ -99,6 +110,7 @@ def differences(
         before: the baseline's calls by name.
         after: the candidate's.
         chips: the chips on which it holds.
+        commands: the command, by side, that judges a call again, without its name.
     """
     for name in sorted({*before, *after}):
         one, two = before.get(name), after.get(name)
@@ -115,6 +127,7 @@ def differences(
                 detail=law,
                 chips=chips,
                 laws=(law,),
+                replay={side: f"{command} {name}" for side, command in commands.items()},
                 problem={"told": str(each["axes"])} if each["axes"] else None,
                 entry=KNOWN if each["known"] and change != "new-failure" else "",
                 reason=each["known"],

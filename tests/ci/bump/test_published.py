@@ -57,13 +57,13 @@ def test_the_changes_of_a_call(
     before: dict[str, Any] | None, after: dict[str, Any], changes: list[str]
 ) -> None:
     old = {"norm": before} if before else {}
-    assert [each.change for each in differences(old, {"norm": after}, (90,))] == changes
+    assert [each.change for each in differences(old, {"norm": after}, (90,), {})] == changes
 
 
 def test_a_known_finding_is_known_unless_the_baseline_is_right() -> None:
     wrong = call("judged", "strides", known="read as dense")
-    (stays,) = differences({"norm": wrong}, {"norm": wrong}, ())
-    (new,) = differences({"norm": call()}, {"norm": wrong}, ())
+    (stays,) = differences({"norm": wrong}, {"norm": wrong}, (), {})
+    (new,) = differences({"norm": call()}, {"norm": wrong}, (), {})
     assert (stays.entry, stays.reason) == (KNOWN, "read as dense")
     assert (new.entry, new.reason) == ("", "read as dense")
 
@@ -97,6 +97,8 @@ def test_both_releases_are_judged_and_the_journal_keeps_it(
         ("still-failing", "published/norm_code_off"),
         ("still-failing", "published/norm_offset"),
     }
+    command = f"kernelproof published {SIDES[0]} --device cpu --seed 0"
+    assert all(each.replay[SIDES[0]].startswith(f"{command} norm_") for each in found.findings)
     told = dict(counts_told(found.published))
     assert told[SIDES[0]].startswith("5 judged by FlashInfer's own function; 2 new findings")
     assert told[SIDES[1]].endswith("3 new findings, 0 known")

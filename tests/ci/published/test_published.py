@@ -43,9 +43,9 @@ BROKEN = {
 """The law that each faulty function of the stand-in breaks."""
 NAMES_RIGHT = [
     *("norm_right", "norm_in_place", "norm_codes", "norm_expanded", "norm_graph"),
-    *("norm_into", "norm_compiles", "sample_right", "Wrapper.run:run"),
+    *("norm_into", "norm_far", "norm_compiles", "sample_right", "Wrapper.run:run"),
 ]
-"""Those that break none; norm_graph is right on a CPU."""
+"""Those that break none; norm_graph and norm_far are right on a CPU, which is asked no far rows."""
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +121,23 @@ def test_modules_that_exist_come_first_and_others_are_named(tmp_path: Path) -> N
         asked.ending.end(TIME)
         calls.ask(pool, 1, calls.chosen, last=True)
         assert calls.to_json() == then
+
+
+def test_rows_that_are_far_apart_have_a_law(tmp_path: Path) -> None:
+    asked = Asked("cpu", 0, 1, 25.0, Ending())
+    with open_pool("cpu", handler=HANDLER, sys_path=[stand_in(tmp_path), *sys.path]) as pool:
+        places = {each["name"]: n for n, each in enumerate(read(pool, asked)["calls"])}
+        found: dict[str, Any] = {}
+        with pool.lease() as worker:
+            for name in ("norm_far", "norm_right", "norm_strides"):
+                question = {"device": "cpu", "seed": 0, "compile": True, "part": "far"}
+                outcome = worker.run({**question, "call": places[name]}, asked.deadlines())
+                assert outcome.result is not None, outcome.kind
+                found[name] = outcome.result["problems"]
+    answers = {name: each["answer"] for name, (each,) in found.items()}
+    assert answers["norm_right"] == {"state": "answered", "laws": ["far"], "findings": []}
+    assert [each["law"] for each in answers["norm_far"]["findings"]] == ["far"]
+    assert answers["norm_strides"]["laws"] == []  # its findings are those of strides
 
 
 def test_a_release_without_templates_says_so_in_a_sentence(tmp_path: Path) -> None:
