@@ -109,7 +109,8 @@ def reference_arguments(template: Any, inputs: Mapping[str, Any]) -> dict[str, A
     found: dict[str, Any] = {}
     for name, description in template.inputs.items():
         key = getattr(description, "param", None) or name
-        value = given.get(key, given.get(name))
+        # What has both names has what the reference asks for under the template's.
+        value = given.get(name, given.get(key))
         index = getattr(description, "tuple_idx", None)
         if index is not None and isinstance(value, tuple | list):
             value = value[index]
@@ -270,6 +271,8 @@ def ask(
         outputs.append(_expected(name, own, exact[name], disturbed, leaning, far))
         if known.twice and outputs[-1].kind == "codes":
             _round_twice(outputs[-1], UNITS[cores.operands])
+        if known.unordered:
+            outputs[-1] = _in_order(outputs[-1])
     arithmetic = [arithmetic_class(steps, outputs), *([known.text] if known.text else [])]
     said = Said(outputs, ", ".join(arithmetic), random)
     said.seconds = time.monotonic() - begin
@@ -337,6 +340,22 @@ def _expected(
         exact[place].cpu(),
         *([each[name][place].cpu() for each in group] for group in (disturbed, leaning, far)),
     )
+
+
+def _in_order(expected: Expected) -> Expected:
+    """Return an output whose rows are in order, as those of an answer are put before."""
+    groups = ("samples", "leaning", "far")
+    return replace(
+        expected,
+        honest=in_order(expected.honest),
+        exact=in_order(expected.exact),
+        **{name: [in_order(each) for each in getattr(expected, name)] for name in groups},
+    )
+
+
+def in_order(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with the elements of each row in order."""
+    return value.sort(-1).values if value.dim() else value
 
 
 def _round_twice(expected: Expected, unit: float) -> None:

@@ -285,6 +285,14 @@ def draws(published: Published) -> bool:
     return "generator" in inspect.signature(published.original).parameters
 
 
+def backends(published: Published) -> list[str]:
+    """Return the backends that a call is written to take, but not the one that it takes itself."""
+    asked = inspect.signature(published.original).parameters.get("backend")
+    if asked is None or typing.get_origin(asked.annotation) is not typing.Literal:
+        return []
+    return [each for each in typing.get_args(asked.annotation) if each != asked.default]
+
+
 def _may_be_none(annotation: Any) -> bool:  # noqa: ANN401
     """Whether a parameter is typed as one that may be None."""
     if isinstance(annotation, str):

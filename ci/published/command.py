@@ -124,6 +124,9 @@ def show_call(said: Mapping[str, Any], show: Callable[[str], None]) -> None:
         return
     whys = sorted({each["answer"].get("why", "") for each in said["problems"]} - {""})
     classes = sorted({each["arithmetic"] for each in said["problems"]} - {""})
+    classes += sorted(
+        {f"backend {each['backend']}" for each in said["problems"] if "backend" in each}
+    )
     show(
         f"{name}: {state}, {len(said['problems'])} problems, {'; '.join(classes)}"
         + "".join(f"; {why}" for why in whys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +17,7 @@ from .answers import (
     ask,
     exact_answers,
     first_line,
+    in_order,
     leaves,
     reference_arguments,
     same,
@@ -26,6 +28,7 @@ from .calling import (
     NotCalledError,
     alike,
     answer_of,
+    backends,
     call,
     draws,
     is_scratch,
@@ -62,6 +65,8 @@ FAR_ABOVE = 1e4
 LONGER = 25.0
 """Seconds of references beyond which there is no further problem though a fault is accepted."""
 _NOTHING = {"arithmetic": "", "random": [], "accused": [], "faults": {}}
+LACKING = re.compile(r"not (available|installed|supported)|does not support|\b[Ii]nstall ")
+"""What is said where a backend lacks a package or its chip."""
 LONG = 6.0
 """Seconds of a first problem's reference beyond which there is no second."""
 
@@ -142,7 +147,13 @@ class Subject:
     def answer(self, place: int, called: Called) -> torch.Tensor | None:
         """Return what a call answered for an output of the reference; None if it has none."""
         outputs = self.said.outputs
-        return answer_of(self.published, outputs[place], place, len(outputs), called)[0]
+        found = answer_of(self.published, outputs[place], place, len(outputs), called)[0]
+        return self.ordered(found) if found is not None else None
+
+    def ordered(self, found: torch.Tensor) -> torch.Tensor:
+        """Return what a call has answered, in order where it promises none."""
+        known = ARITHMETIC.get(self.published.name, NONE)
+        return in_order(found) if known.unordered else found
 
     def different(self, one: Called, other: Called) -> list[str]:
         """Return the outputs that are not the same in two calls."""
@@ -262,7 +273,7 @@ def judge_empty(
 
 
 def _empty(subject: Subject, found: dict[str, Any]) -> None:
-    called = _first_call(subject.published, subject.inputs, subject.stages, "empty")
+    subject.inputs, called = _answering(subject.published, subject.inputs, subject.stages, "empty")
     if isinstance(called, Called):
         _parity(subject, called, found, "empty")
     else:
@@ -276,8 +287,7 @@ def judge_graph(
     if device == "cpu":
         return []
     for axes, made in problems_of(published, device, seed):
-        inputs = drawn_inputs(published, made)
-        called = _first_call(published, inputs, stages)
+        inputs, called = _answering(published, drawn_inputs(published, made), stages)
         if isinstance(called, Called):
             answer: dict[str, Any] = {"state": "answered", "laws": [], "findings": []}
             _kept(answer, _graph, Subject(published, inputs, Said([], ""), stages), called)
@@ -305,7 +315,7 @@ def _graph(subject: Subject, called: Called, found: dict[str, Any]) -> None:
         ),
     )
     for where, *answers in groups:
-        alike = zip(*answers, strict=True)
+        alike = zip(*(map(subject.ordered, each) for each in answers), strict=True)
         if any(same(one, two) and not same(one, three) for one, two, three in alike):
             _report(found, "graph", f"{where}: a replayed graph answers otherwise")
 
@@ -385,7 +395,9 @@ def _first(
     for tried, (axes, made) in enumerate(problems):
         inputs = drawn_inputs(published, made)
         try:
-            called = None if device == "cpu" else _first_call(published, inputs, stages)
+            called: Called | dict[str, Any] | None = None
+            if device != "cpu":
+                inputs, called = _answering(published, inputs, stages)
             # Most kernels of other chips refuse at once, and references take seconds.
             if isinstance(called, dict):
                 unanswered = unanswered or {**_NOTHING, "axes": axes, "answer": called}
@@ -437,6 +449,21 @@ def made_certain(inputs: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _answering(
+    published: Published, inputs: Mapping[str, Any], stages: Monitor, law: str = "crashes"
+) -> tuple[Mapping[str, Any], Called | dict[str, Any]]:
+    """Return what a call did, and the inputs that name its backend where its own is not here."""
+    called = _first_call(published, inputs, stages, law)
+    if isinstance(called, Called) or not LACKING.search(called["why"]) or "backend" in inputs:
+        return inputs, called
+    for each in backends(published):
+        other = {**inputs, "backend": each}
+        answered = _first_call(published, other, stages, law)
+        if isinstance(answered, Called):
+            return other, answered
+    return inputs, called
+
+
 def _first_call(
     published: Published, inputs: Mapping[str, Any], stages: Monitor, law: str = "crashes"
 ) -> Called | dict[str, Any]:
@@ -472,7 +499,10 @@ def _problem(
     if not said.outputs:
         found["answer"] = {"state": "unjudged", "why": "its reference draws at random"}
         return found, None
-    called = called or _first_call(subject.published, subject.inputs, subject.stages)
+    if called is None:
+        subject.inputs, called = _answering(subject.published, subject.inputs, subject.stages)
+    if "backend" in subject.inputs:
+        found["backend"] = subject.inputs["backend"]
     if not isinstance(called, Called):
         found["answer"] = called
         return found, None
@@ -528,6 +558,9 @@ def _parity(subject: Subject, called: Called, found: dict[str, Any], law: str) -
             continue
         compared += 1
         difference = compare(expected, answer.cpu())
+        if difference is not None and _are_alike(answer.shape, expected.exact.shape):
+            _report(found, law, f"{difference.law}: {difference.why}")
+            difference = compare(expected, answer.cpu().reshape(expected.exact.shape))
         if difference is not None:
             _report(found, law, f"{difference.law}: {difference.why}")
     if compared:
@@ -535,6 +568,13 @@ def _parity(subject: Subject, called: Called, found: dict[str, Any], law: str) -
     elif law not in ("strides", "far"):
         found["state"] = "unjudged"
         found["why"] = "nothing of its answer is an output of its reference"
+
+
+def _are_alike(one: torch.Size, other: torch.Size) -> bool:
+    """Whether two shapes differ by axes of one element only: then the numbers can be compared."""
+    return one != other and [each for each in one if each != 1] == [
+        each for each in other if each != 1
+    ]
 
 
 def _writing(subject: Subject, called: Called, found: dict[str, Any]) -> None:

@@ -88,6 +88,18 @@ KNOWN = (
         "the strides of the cache of keys serve for that of values too (csrc/rope.cu)",
     ),
     Known(
+        re.compile("bmm_fp8|mm_bf16:gemm_bf16"),
+        ("strides",),
+        "cuBLASLt's launchers pass pointers and sizes only: rows that are further apart are read"
+        " as dense, without an error (csrc/bmm_fp8.cu, csrc/mm_bf16_cublaslt.cu)",
+    ),
+    Known(
+        re.compile("selective_state_update"),
+        ("parity", "strides"),
+        "its words promise the shape of x; of x without heads it returns an axis of one head too",
+        like="shape: 0:",
+    ),
+    Known(
         re.compile("mono_moe"),
         ("parity",),
         "its reference has the second half of the first weights as gate; the template's text and"
@@ -106,11 +118,13 @@ class Arithmetic:
         text: what they are, and where that was read.
         partials: whether sums of some of the terms are kept in the inputs' format of 16 bits.
         twice: whether numbers are rounded to that format before they become codes.
+        unordered: whether places that it selects are in no order.
     """
 
     text: str
     partials: bool = False
     twice: bool = False
+    unordered: bool = False
 
 
 NONE = Arithmetic("")
@@ -119,8 +133,11 @@ ARITHMETIC = {
     "merge_states": Arithmetic("partial results in 16 bits", partials=True),
     # generalLayerNorm of norm.cuh
     "layernorm_quant": Arithmetic("in 16 bits before its codes", twice=True),
+    # topk.py: without ``sorted`` nothing promises an order.
+    "top_k_page_table_transform": Arithmetic("in no order", unordered=True),
+    "top_k_ragged_transform": Arithmetic("in no order", unordered=True),
 }
-"""Calls whose kernels are known to round what their references do not, by name."""
+"""Calls whose kernels are known to round or to order what their references do not, by name."""
 
 
 def known_text(name: str, law: str, why: str, chip: int) -> str:

@@ -17,6 +17,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from .answers import NoAnswerError, first_line
+from .inits import completed
 
 SIZES = ((3, 17, 5, 9), (8,), (16,), (64,), (128,), (4,), (2,), (1,))
 """Values of run-time axes, in turn, until a template's own init takes them."""
@@ -179,9 +180,9 @@ def _is_var(axes: Mapping[str, Any], name: str) -> bool:
 def inputs_of(
     published: Published, axes: Mapping[str, int], device: str, seed: int
 ) -> Mapping[str, Any]:
-    """Return what a template's init makes."""
+    """Return what a template's init makes, completed where it is known to lack something."""
     found = published.template.init(**axes, device=device, seed=seed)
     if not isinstance(found, dict):
         message = f"its init returns {type(found).__name__}"
         raise NoAnswerError(message)
-    return found
+    return completed(published.name, published.original, published.template, found)

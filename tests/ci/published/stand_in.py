@@ -40,6 +40,8 @@ class Template:
 """
 
 CALLS = """
+from typing import Literal
+
 import torch
 
 from .api_logging import flashinfer_api
@@ -150,6 +152,31 @@ def norm_rows(input, weight):
     found = reference(input, weight)
     found[0, 0] += torch.sin(100 * input[-1, 0]) * found[0, 0].abs() * 2.0**-7
     return found
+
+
+@flashinfer_api(trace=template())
+def norm_backend(input, weight, backend: Literal["absent", "missing", "here"] = "absent"):
+    if backend != "here":
+        raise RuntimeError(f"{backend} is not available. Please install it")
+    return reference(input, weight)
+
+
+@flashinfer_api(trace=template())
+def norm_with_heads(input, weight):
+    return reference(input, weight)[:, None]
+
+
+def chosen(rows, k):
+    return rows.to(torch.float32).topk(k).indices.to(torch.int32)
+
+
+def init_chosen(*, tokens, device="cuda", seed=0):
+    return {"input": init(tokens=tokens, device=device, seed=seed)["input"], "k": 4}
+
+
+@flashinfer_api(trace=template(reference=chosen, init=init_chosen))
+def top_k_ragged_transform(input, k):
+    return chosen(input, k).flip(-1)
 
 
 SEEN = []

@@ -39,11 +39,13 @@ BROKEN = {
     "norm_into_nothing": "parity",
     "norm_dies": "crashes",
     "norm_hangs": "hangs",
+    "norm_with_heads": "parity",
 }
 """The law that each faulty function of the stand-in breaks."""
 NAMES_RIGHT = [
     *("norm_right", "norm_in_place", "norm_codes", "norm_expanded", "norm_graph"),
     *("norm_into", "norm_far", "norm_compiles", "sample_right", "Wrapper.run:run"),
+    *("norm_backend", "top_k_ragged_transform"),
 ]
 """Those that break none; norm_graph and norm_far are right on a CPU, which is asked no far rows."""
 
@@ -73,6 +75,17 @@ def test_a_right_function_breaks_no_law(judged: dict[str, Any], name: str) -> No
     (call,) = (each for each in judged["calls"] if each["name"] == name)
     assert call["state"] == "judged"
     assert not findings(judged, name)
+
+
+def test_a_backend_that_is_here_answers_for_one_that_is_not(judged: dict[str, Any]) -> None:
+    (call,) = (each for each in judged["calls"] if each["name"] == "norm_backend")
+    backends = {each["backend"] for each in call["problems"] if "backend" in each}
+    assert backends == {"here"}
+
+
+def test_an_axis_of_one_element_too_many_is_the_only_finding(judged: dict[str, Any]) -> None:
+    (call,) = (each for each in judged["calls"] if each["name"] == "norm_with_heads")
+    assert {finding["why"].split(":")[0] for finding in findings_of(call)} == {"shape"}
 
 
 def test_what_did_not_answer_is_counted_apart(judged: dict[str, Any]) -> None:
