@@ -33,11 +33,13 @@ from .plans import (
     Pair,
     head_dim_vo,
     plan_batch_attention,
+    plan_prefill,
     run,
     run_batch_attention,
     run_without_lse,
 )
 from .sessions import batch_attention_session, paged_session
+from .triton import to_natural
 
 
 def _masked(problem: AttentionProblem, _: Target) -> str | None:
@@ -262,6 +264,55 @@ def _requests(
         metadata.page_size,
     )
     return part.to(inputs.q.device), chosen[request].nonzero().squeeze(-1)
+
+
+SINK_HEAD_DIM = 64
+"""Channels of a head of gpt-oss, whose sinks the wrapper serves."""
+
+
+def _not_with_sinks(problem: AttentionProblem, _: Target) -> str | None:
+    return first_reason(
+        (problem.logits_soft_cap, "the wrapper with sinks is built without a soft cap"),
+        (
+            problem.head_dim_qk != SINK_HEAD_DIM,
+            "the name of the module with sinks does not say its head_dim: two overwrite each other",
+        ),
+    )
+
+
+@replace(FA2, backend="fa2-sinks", features=(), library=None).adapter(
+    "paged_attention",
+    "flashinfer-attention-sink-fa2",
+    _not_with_sinks,
+    one_head_dim("the wrapper with sinks is called with one head_dim"),
+    attention_refusal,
+)
+def attention_sink(inputs: PagedAttentionInputs) -> Pair:
+    """Attend a whole batch with a sink of each head, of probability 0 where there is none."""
+    q, planned = inputs.q, _with_sinks(inputs)
+    plan_prefill(planned, inputs, inputs.metadata, "fa2")
+    sinks = inputs.sinks
+    given = q.new_full(q.shape[1:2], -torch.inf) if sinks is None else sinks
+    pair = (inputs.k_cache, inputs.v_cache)
+    # The variant's scale is an argument of the run: what the plan has does not reach it.
+    scale = inputs.sm_scale * float(inputs.k_scale)
+    more = {"v_scale": float(inputs.v_scale), "return_lse": True}
+    out, lse = planned.run(q, pair, given.float(), scale, **more)
+    return out, to_natural(lse)
+
+
+def _with_sinks(inputs: PagedAttentionInputs) -> Any:  # noqa: ANN401  untyped
+    return wrapper(
+        "BatchAttentionWithAttentionSinkWrapper",
+        inputs.q.device,
+        kv_layout=inputs.kv_layout,
+        backend="fa2",
+        q_data_type=inputs.q.dtype,
+        kv_data_type=inputs.k_cache.dtype,
+        head_dim_qk=inputs.q.shape[-1],
+        head_dim_vo=head_dim_vo(inputs),
+        window_left=min(inputs.window_left, 0),  # whether there is one; its width is the plan's
+    )
 
 
 def _not_persistent(problem: AttentionProblem, _: Target) -> str | None:

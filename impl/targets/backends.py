@@ -14,6 +14,7 @@ PROVIDERS: Mapping[str, str] = {
     "xqa": FLASHINFER,
     "fa3": FLASHINFER,
     "fa2": FLASHINFER,
+    "fa2-sinks": FLASHINFER,
     "cuda-core": FLASHINFER,
     "cutlass": FLASHINFER,
     "cudnn": FLASHINFER,
@@ -33,7 +34,8 @@ PROVIDERS: Mapping[str, str] = {
 """The distribution whose version decides what a backend can do, by backend. A backend of another
 library is one line here.
 
-``cuda-core``: decode without tensor cores. ``group-gemm``: experts whose products are FlashInfer's
+``fa2-sinks``: FA2 built for sinks, by a wrapper of its own. ``cuda-core``: decode without tensor
+cores. ``group-gemm``: experts whose products are FlashInfer's
 (``SegmentGEMMWrapper``), with torch around them. ``cuda``: FlashInfer's kernels of an operation
 that has no choice of backends. ``triton``: Kernelproof's own. ``flashinfer-triton`` and
 ``flashinfer-trace``: the Triton kernels and the pure PyTorch references in FlashInfer's wheel.

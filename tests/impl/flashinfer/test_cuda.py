@@ -44,7 +44,7 @@ def refusal(name: str, problem: Problem, target: Target) -> str | None:
 
 
 def test_without_a_gpu_they_say_so() -> None:
-    assert len(CUDA) == 26
+    assert len(CUDA) == 27
     for name in CUDA:
         found = find_implementation(name)
         problem: Problem = PAGED
@@ -82,6 +82,8 @@ FP8: dict[str, Any] = {"kv_cache": "float8_e4m3fn", "q_dtype": "float8_e4m3fn"}
         ("prefill-fa3", {"head_dim_qk": 192, "head_dim_vo": 128}, "keys and values of one stride"),
         ("prefill-fa3", {**FP8, "logits_soft_cap": 5.0}, "fa3-fp8-soft-cap-ignored"),
         ("batch-attention", {"window_left": 3}, "no window"),
+        ("attention-sink-fa2", {"head_dim_qk": 128, "head_dim_vo": 128}, "overwrite each other"),
+        ("attention-sink-fa2", {"logits_soft_cap": 5.0}, "without a soft cap"),
         ("cascade", {"k_scale": 2.0}, "takes no scales"),
     ],
 )  # fmt: skip
@@ -181,6 +183,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ("mixed-fa2", {"query_lens": (1, 3), "seq_lens": (2, 3)}),
         ("mixed-fa2", {"query_lens": (3, 0), "seq_lens": (3, 3)}),
         ("batch-attention", {"query_lens": (1, 3)}),
+        ("attention-sink-fa2", {"query_lens": (3, 1), "sinks": True, "k_scale": 2.0}),
+        ("attention-sink-fa2", {"window_left": 2}),
         ("cascade", {"shared_prefix_pages": 1, "seq_lens": (9, 8)}),
     ],
 )
