@@ -41,6 +41,7 @@ Operation = Literal[
     "batched_moe",
     "quantize",
     "norm_and_quantize",
+    "rearrange",
 ]
 
 OPERATIONS = tuple(ORACLES)

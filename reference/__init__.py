@@ -45,6 +45,7 @@ from .formats.quantization import (
     unswizzle_scales_128x4,
 )
 from .formats.quantizers import Quantized, QuantizedFormat, quantize
+from .formats.rearrange import rearrange
 from .moe.activations import ACTIVATIONS
 from .moe.batched import batched_moe
 from .moe.bounds import moe_error_bound
@@ -67,6 +68,7 @@ from .problems import (
     PlanProblem,
     Problem,
     QuantizeProblem,
+    RearrangeProblem,
     RouteProblem,
     SlotsProblem,
     StepsProblem,
@@ -108,6 +110,7 @@ __all__ = [
     "Quantized",
     "QuantizedFormat",
     "QuantizedMatrix",
+    "RearrangeProblem",
     "RouteProblem",
     "Routing",
     "RoutingComparison",
@@ -150,6 +153,7 @@ __all__ = [
     "quantize_nvfp4",
     "ragged_attention",
     "ragged_attention_error_bound",
+    "rearrange",
     "route",
     "slice_context_parallel",
     "slice_phases",

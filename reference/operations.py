@@ -26,6 +26,7 @@ from .tensors import (
     planner,
     preparation,
     quantize,
+    rearrange,
     slots,
     steps,
 )
@@ -138,6 +139,9 @@ OPERATIONS = Table("kernelproof.reference.operations.OPERATIONS", {
     "norm_and_quantize": Operation(
         problems.NormQuantizeProblem, norm_quantize.NormQuantizeInputs,
         norm_quantize.norm_quantize_inputs, norm_quantize.normed),
+    "rearrange": Operation(
+        problems.RearrangeProblem, rearrange.RearrangeInputs, rearrange.rearrange_inputs,
+        rearrange.rearranged),
 })  # fmt: skip
 """Every operation, in the order in which commands name them."""
 PROBLEM_TYPES: dict[str, type[Problem]] = {

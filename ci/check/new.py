@@ -277,6 +277,14 @@ CALLS = {
         found.scales.shape, inputs.scale_strides, device=inputs.x.device
     )
     return found.codes, scales.copy_(found.scales)""",
+    "rearrange": """\
+    # Return the matrices in the order that inputs.arrangement names, see reference.rearrange.
+    return reference.rearrange(
+        inputs.x,  # uint8 or bfloat16 [rows, columns] or [experts, rows, columns]
+        inputs.arrangement,
+        tile=inputs.tile,  # rows of a tile of the kernel, of shuffled rows
+        group=inputs.group,  # weights that share a scale
+    )""",
 }
 """Body of an adapter that calls the oracle, by operation."""
 EXAMPLES = {
@@ -295,6 +303,7 @@ EXAMPLES = {
     "batched_moe": ('problem.activation != "swiglu"', "swiglu only"),
     "quantize": ('problem.scale_layout != "rows"', "scales lie row after row"),
     "norm_and_quantize": ("problem.gamma_offset", "gains have no offset"),
+    "rearrange": ('problem.arrangement == "int4_mixed"', "no weights of four bits"),
 }
 """What a kernel may not take, and how it says so, by operation."""
 

@@ -344,12 +344,13 @@ def _expected(
 
 def _in_order(expected: Expected) -> Expected:
     """Return an output whose rows are in order, as those of an answer are put before."""
-    groups = ("samples", "leaning", "far")
     return replace(
         expected,
         honest=in_order(expected.honest),
         exact=in_order(expected.exact),
-        **{name: [in_order(each) for each in getattr(expected, name)] for name in groups},
+        samples=[*map(in_order, expected.samples)],
+        leaning=[*map(in_order, expected.leaning)],
+        far=[*map(in_order, expected.far)],
     )
 
 

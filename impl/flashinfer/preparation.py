@@ -1,18 +1,21 @@
-"""FlashInfer's own functions that prepare a batch: lengths, tokens' requests, packed masks."""
+"""FlashInfer's own functions that prepare a batch, and those that lay out weights and scales."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
-from ...reference import BatchProblem
+from ...reference import BatchProblem, RearrangeProblem
 from ...reference.tensors.preparation import BatchInputs
+from ...reference.tensors.rearrange import RearrangeInputs
 from ..protocol import Implementation, implementation
 from ..targets.backends import FLASHINFER
 from ..targets.optional import missing, require
 from ..targets.refusal import Refusal
 from ..targets.target import Target
+from .backends import one_module
 from .claims import Refuses, offered, unavailable
 from .triton import unavailable as triton_unavailable
 
@@ -91,3 +94,63 @@ def segment_packbits(inputs: BatchInputs) -> Mapping[str, torch.Tensor]:
     indptr = torch.nn.functional.pad(bits.cumsum(0), (1, 0)).int()
     packed, _ = module.segment_packbits(inputs.mask, indptr, bitorder="little")
     return {"packed_mask": packed}
+
+
+FP4, EXPERTS = "flashinfer.quantization.fp4_quantization", "flashinfer.fused_moe.prepare"
+ON_A_GPU = {"scales_128x4", "rows_128x4", "int4_mixed"}
+"""Orders that CUDA kernels make; the others are made of torch's operations."""
+
+
+def _arranger(
+    arrangement: str, module: str, function: str
+) -> Callable[[Callable[[RearrangeInputs], Any]], Implementation]:
+    """Make an implementation of a function that makes one order, for use as a decorator."""
+    is_there = offered(module, function)
+
+    def supports(problem: RearrangeProblem, target: Target) -> Refusal | str | bool:
+        if problem.arrangement != arrangement:
+            return f"{function} makes {arrangement}"
+        lacking = unavailable(problem, target) if arrangement in ON_A_GPU else None
+        return lacking or is_there(problem, target) or True
+
+    def decorate(called: Callable[[RearrangeInputs], Any]) -> Implementation:
+        name = f"flashinfer-{function.replace('_', '-')}".removesuffix("-for-sm90-mixed-gemm")
+        compiled = one_module(module) if arrangement in ON_A_GPU else None
+        declared = implementation(
+            "rearrange", name=name, provider=FLASHINFER, supports=supports, compile_key=compiled
+        )
+        return declared(called)
+
+    return decorate
+
+
+@_arranger("scales_128x4", FP4, "block_scale_interleave")
+def block_scales(inputs: RearrangeInputs) -> Any:  # noqa: ANN401  untyped
+    """Lay scales out as tensor cores read them."""
+    return require(FP4, "flashinfer").block_scale_interleave(inputs.x)
+
+
+@_arranger("rows", FP4, "shuffle_matrix_a")
+def shuffled_rows(inputs: RearrangeInputs) -> Any:  # noqa: ANN401  untyped
+    """Shuffle the rows of weights as trtllm-gen reads them."""
+    return require(FP4, "flashinfer").shuffle_matrix_a(inputs.x, inputs.tile)
+
+
+@_arranger("rows_128x4", FP4, "shuffle_matrix_sf_a")
+def shuffled_scales(inputs: RearrangeInputs) -> Any:  # noqa: ANN401  untyped
+    """Shuffle the rows of scales as trtllm-gen reads them, and lay them out."""
+    return require(FP4, "flashinfer").shuffle_matrix_sf_a(inputs.x, inputs.tile)
+
+
+@_arranger("scales_64x128", EXPERTS, "interleave_moe_scales_for_sm90_mixed_gemm")
+def moe_scales(inputs: RearrangeInputs) -> Any:  # noqa: ANN401  untyped
+    """Fold scales as the experts of mixed formats read them on SM90."""
+    module = require(EXPERTS, "flashinfer")
+    return module.interleave_moe_scales_for_sm90_mixed_gemm(inputs.x, inputs.group)
+
+
+@_arranger("int4_mixed", EXPERTS, "interleave_moe_weights_for_sm90_mixed_gemm")
+def moe_weights(inputs: RearrangeInputs) -> Any:  # noqa: ANN401  untyped
+    """Interleave int4 weights as the experts of mixed formats read them on SM90."""
+    module = require(EXPERTS, "flashinfer")
+    return module.interleave_moe_weights_for_sm90_mixed_gemm(inputs.x, "int4")

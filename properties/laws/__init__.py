@@ -27,7 +27,15 @@ from . import (
     trees,
 )
 from .law import Law
-from .metadata import builders, context_parallel, planning, preparation, promises, steps
+from .metadata import (
+    builders,
+    context_parallel,
+    planning,
+    preparation,
+    promises,
+    rearranging,
+    steps,
+)
 
 LAWS: tuple[Law, ...] = (
     *general.LAWS,
@@ -52,6 +60,7 @@ LAWS: tuple[Law, ...] = (
     *context_parallel.LAWS,
     *append.LAWS,
     *quantisers.LAWS,
+    *rearranging.LAWS,
     *routing.LAWS,
     *moe_order.LAWS,
     *moe_sums.LAWS,

@@ -34,11 +34,12 @@ from .law import (
     MOE,
     NORM,
     QUANTIZE,
+    REARRANGE,
     ROUTE,
     SLOTS,
     Law,
 )
-from .metadata import builders, context_parallel, preparation
+from .metadata import builders, context_parallel, preparation, rearranging
 
 INTEGERS = (2**31 - 1, -1, -(2**31), 2**30)
 """What integers hold behind a batch: a page, a slot, an offset or a length that does not exist."""
@@ -54,12 +55,14 @@ PARITY: dict[str, Callable[[Subject, Any], Verdict]] = {
     **dict.fromkeys(BATCH, preparation.parity),
     **dict.fromkeys(QUANTIZE, quantisers.parity),
     **dict.fromkeys(NORM, quantisers.norm_parity),
+    **dict.fromkeys(REARRANGE, rearranging.parity),
 }
 """Comparisons of answers with the oracle's, by operation."""
 
 
 SLACK = (
-    *ATTENTION, *MERGE, *APPEND, *METADATA, *CONTEXT_PARALLEL, *SLOTS, *BATCH, *QUANTIZE, *NORM
+    *ATTENTION, *MERGE, *APPEND, *METADATA, *CONTEXT_PARALLEL, *SLOTS, *BATCH, *QUANTIZE, *NORM,
+    *REARRANGE,
 )  # fmt: skip
 """Operations whose tensors engines pad."""
 

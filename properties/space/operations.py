@@ -45,6 +45,7 @@ from .moe_strategies import (
 )
 from .pairs import Taken, kinds_of_features, pairs_of_features
 from .quantising.norm_strategies import norm_problems
+from .quantising.rearrange_strategies import rearrange_problems
 from .quantising.strategies import quantize_problems
 from .real_drawing import many_values, row_values, wide_problems
 from .simplifying import (
@@ -291,6 +292,10 @@ OPERATIONS = Table("kernelproof.properties.space.operations.OPERATIONS", {
         norm_problems, sizes.of_matrix,
         simpler_values, timed=sizes.some_tokens, larger=sizes.more_tokens,
         lengths=sizes.lengths_of_matrix,
+    ),
+    "rearrange": Space(
+        rearrange_problems, sizes.of_weights,
+        lengths=sizes.lengths_of_weights, light=Light(40_000),
     ),
 })  # fmt: skip
 

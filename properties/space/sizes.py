@@ -13,6 +13,7 @@ from ...reference import (
     MoEProblem,
     PlanProblem,
     QuantizeProblem,
+    RearrangeProblem,
     RouteProblem,
     SlotsProblem,
     StepsProblem,
@@ -90,6 +91,16 @@ def of_matrix(problem: QuantizeProblem) -> str:
 def lengths_of_matrix(problem: QuantizeProblem) -> dict[str, int]:
     """Return rows and columns of a matrix."""
     return {"tokens": problem.num_tokens, "channels": problem.num_channels}
+
+
+def of_weights(problem: RearrangeProblem) -> str:
+    """Return rows and columns of weights or scales in words."""
+    return f"{problem.rows} rows, {problem.columns} columns"
+
+
+def lengths_of_weights(problem: RearrangeProblem) -> dict[str, int]:
+    """Return rows and columns of weights or scales."""
+    return {"rows": problem.rows, "columns": problem.columns}
 
 
 def lengths_of_batch(problem: AttentionProblem) -> dict[str, int]:

@@ -215,4 +215,5 @@ OPERATIONS = Table("kernelproof.properties.verdicts.operations.OPERATIONS", {
                         names=("codes", "scales")),
     "norm_and_quantize": Answers("norm_parity", _codes_and_scales, judge_apart=judge_normed,
                                  names=("codes", "scales")),
+    "rearrange": Answers("rearrange_parity"),
 })  # fmt: skip

@@ -28,6 +28,7 @@ from .norm_quantize import NormQuantizeProblem
 from .plan import PlanProblem
 from .preparation import BatchProblem
 from .quantize import QUANTIZE_REGIMES, QuantizeProblem
+from .rearrange import RearrangeProblem
 from .slots import SlotsProblem
 from .steps import StepsProblem
 
@@ -45,6 +46,7 @@ Problem = (
     | BatchedMoEProblem
     | QuantizeProblem
     | NormQuantizeProblem
+    | RearrangeProblem
 )
 
 __all__ = [
@@ -77,6 +79,7 @@ __all__ = [
     "PlanProblem",
     "Problem",
     "QuantizeProblem",
+    "RearrangeProblem",
     "RouteProblem",
     "SlotsProblem",
     "StepsProblem",

@@ -25,6 +25,7 @@ from .moe_inputs import MoEInputs, RouteInputs
 from .plan import PlanInputs
 from .preparation import BatchInputs
 from .quantize import QuantizeInputs
+from .rearrange import RearrangeInputs
 from .slots import SlotInputs
 from .steps import StepsInputs
 
@@ -337,4 +338,5 @@ Inputs = (
     | MoEInputs
     | BatchedMoEInputs
     | QuantizeInputs
+    | RearrangeInputs
 )

@@ -152,6 +152,7 @@ OTHERS = {
     # Permutations, which read no value.
     "deinterleave_v_scales",
     "interleave_v_scales",
+    "rearrange",
     "swizzle_scales_128x4",
     "unswizzle_scales_128x4",
 }

@@ -27,6 +27,7 @@ from kernelproof.reference import (
     PlanProblem,
     QuantizedFormat,
     QuantizeProblem,
+    RearrangeProblem,
     RouteProblem,
     SlotsProblem,
     StepsProblem,
@@ -83,7 +84,8 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         for kind in (
             Arithmetic, AttentionProblem, BatchProblem, BatchedMoEProblem, ContextParallelProblem,
             MergeProblem, MetadataProblem, MoEProblem, NormQuantizeProblem, PlanProblem,
-            QuantizedFormat, QuantizeProblem, RouteProblem, SlotsProblem, StepsProblem,
+            QuantizedFormat, QuantizeProblem, RearrangeProblem, RouteProblem, SlotsProblem,
+            StepsProblem,
         )
     },
 }  # fmt: skip

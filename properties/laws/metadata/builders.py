@@ -38,6 +38,7 @@ from ..law import (
     METADATA,
     NORM,
     QUANTIZE,
+    REARRANGE,
     SLOTS,
     STEPS,
     Law,
@@ -457,7 +458,7 @@ LAWS = (
     ),
     Law(
         "integer_inputs_unchanged",
-        METADATA + CONTEXT_PARALLEL + SLOTS + BATCH + STEPS + APPEND + QUANTIZE + NORM,
+        METADATA + CONTEXT_PARALLEL + SLOTS + BATCH + STEPS + APPEND + QUANTIZE + NORM + REARRANGE,
         inputs_unchanged,
         "inputs, and the canaries around them, keep every bit",
         weight=0.5,

@@ -39,6 +39,7 @@ from ..moe_axes import (
 )
 from ..quantising.axes import QUANTIZE_AXES, quantize_example
 from ..quantising.norm_axes import NORM_AXES, norm_example
+from ..quantising.rearrange_axes import REARRANGE_AXES, rearrange_example
 
 
 @dataclass(frozen=True)
@@ -70,4 +71,5 @@ EXAMPLES = Table("kernelproof.properties.space.surveying.examples.EXAMPLES", {
     "batched_moe": Examples(BATCHED_AXES, batched_example),
     "quantize": Examples(QUANTIZE_AXES, quantize_example),
     "norm_and_quantize": Examples(NORM_AXES, norm_example),
+    "rearrange": Examples(REARRANGE_AXES, rearrange_example),
 })  # fmt: skip

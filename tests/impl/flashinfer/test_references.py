@@ -44,7 +44,7 @@ sys.meta_path.insert(0, Blocker())
 from kernelproof.impl import Target, find_implementation
 from kernelproof.reference import (
     AttentionProblem, BatchProblem, MergeProblem, MoEProblem, NormQuantizeProblem, PlanProblem,
-    QuantizeProblem, RouteProblem
+    QuantizeProblem, RearrangeProblem, RouteProblem
 )
 here = Target.here()
 for name in {names!r}:
@@ -61,6 +61,7 @@ for name in {names!r}:
         "plan": PlanProblem(),
         "quantize": QuantizeProblem(),
         "norm_and_quantize": NormQuantizeProblem(),
+        "rearrange": RearrangeProblem(),
     }}[found.operation]
     print(found.refusal(problem, here))
 """

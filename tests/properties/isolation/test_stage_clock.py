@@ -25,6 +25,7 @@ from kernelproof.reference import (
     NormQuantizeProblem,
     Problem,
     QuantizeProblem,
+    RearrangeProblem,
     RouteProblem,
 )
 
@@ -39,6 +40,7 @@ SMALL: dict[str, Problem] = {
     "quantize": QuantizeProblem(num_tokens=3),
     # Without a residual, which each of many calls would add in place.
     "norm_and_quantize": NormQuantizeProblem(num_tokens=3),
+    "rearrange": RearrangeProblem(rows=3),
 }
 PATH = [str(Path(__file__).parents[1]), *sys.path]
 OTHERS = 4

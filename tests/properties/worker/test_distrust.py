@@ -47,6 +47,7 @@ from kernelproof.reference import (
     PlanProblem,
     Problem,
     QuantizeProblem,
+    RearrangeProblem,
     RouteProblem,
     SlotsProblem,
     StepsProblem,
@@ -128,6 +129,7 @@ TRIED: dict[str, Problem] = {
     "batched_moe": BatchedMoEProblem(counts=(2, 1), most_rows=3),
     "quantize": QuantizeProblem(3, 32, block_rows=1, block_channels=16),
     "norm_and_quantize": NormQuantizeProblem(3, 32, residual=True),
+    "rearrange": RearrangeProblem(matrices=2, rows=3, columns=5),
 }
 
 
