@@ -39,7 +39,7 @@ ANSWERS = {
     "prepare_steps": "result",
     "quantize": 'dict(zip(("codes", "scales"), result))',
     "norm_and_quantize": '{**dict(zip(("codes", "scales"), result)), "residual": inputs.residual}',
-    "rearrange": '{"out": result}',
+    "rearrange": '{"vector": result}',
     "slice_context_parallel": '{name: getattr(result, name) for name in tensors["expected"]}',
 }
 """Code by operation that reads an answer as tensors by name; others are pairs (out, lse)."""

@@ -283,9 +283,9 @@ def _not_with_sinks(problem: AttentionProblem, _: Target) -> str | None:
 @replace(FA2, backend="fa2-sinks", features=(), library=None).adapter(
     "paged_attention",
     "flashinfer-attention-sink-fa2",
+    attention_refusal,
     _not_with_sinks,
     one_head_dim("the wrapper with sinks is called with one head_dim"),
-    attention_refusal,
 )
 def attention_sink(inputs: PagedAttentionInputs) -> Pair:
     """Attend a whole batch with a sink of each head, of probability 0 where there is none."""

@@ -108,10 +108,11 @@ def _arranger(
     is_there = offered(module, function)
 
     def supports(problem: RearrangeProblem, target: Target) -> Refusal | str | bool:
+        if lacking := is_there(problem, target):
+            return lacking
         if problem.arrangement != arrangement:
             return f"{function} makes {arrangement}"
-        lacking = unavailable(problem, target) if arrangement in ON_A_GPU else None
-        return lacking or is_there(problem, target) or True
+        return (unavailable(problem, target) if arrangement in ON_A_GPU else None) or True
 
     def decorate(called: Callable[[RearrangeInputs], Any]) -> Implementation:
         name = f"flashinfer-{function.replace('_', '-')}".removesuffix("-for-sm90-mixed-gemm")
