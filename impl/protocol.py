@@ -42,6 +42,7 @@ Operation = Literal[
     "quantize",
     "norm_and_quantize",
     "rearrange",
+    "rope_and_append",
 ]
 
 OPERATIONS = tuple(ORACLES)

@@ -19,6 +19,7 @@ from .attention.merge import merge_error_bound, merge_states
 from .attention.metadata import BatchMetadata, build_metadata
 from .attention.phases import slice_phases, split_decodes_and_prefills
 from .attention.preparation import prepare_batch
+from .attention.rope import RopeAppended, rope_and_append
 from .attention.slots import PAD_SLOT, map_slots
 from .attention.splits import Splits
 from .formats.arithmetic import UNIT_ROUNDOFF, Arithmetic, unit_roundoff
@@ -69,6 +70,7 @@ from .problems import (
     Problem,
     QuantizeProblem,
     RearrangeProblem,
+    RopeAppendProblem,
     RouteProblem,
     SlotsProblem,
     StepsProblem,
@@ -111,6 +113,8 @@ __all__ = [
     "QuantizedFormat",
     "QuantizedMatrix",
     "RearrangeProblem",
+    "RopeAppendProblem",
+    "RopeAppended",
     "RouteProblem",
     "Routing",
     "RoutingComparison",
@@ -154,6 +158,7 @@ __all__ = [
     "ragged_attention",
     "ragged_attention_error_bound",
     "rearrange",
+    "rope_and_append",
     "route",
     "slice_context_parallel",
     "slice_phases",

@@ -27,6 +27,7 @@ from .tensors import (
     preparation,
     quantize,
     rearrange,
+    rope_append,
     slots,
     steps,
 )
@@ -142,6 +143,9 @@ OPERATIONS = Table("kernelproof.reference.operations.OPERATIONS", {
     "rearrange": Operation(
         problems.RearrangeProblem, rearrange.RearrangeInputs, rearrange.rearrange_inputs,
         rearrange.rearranged),
+    "rope_and_append": Operation(
+        problems.RopeAppendProblem, rope_append.RopeAppendInputs, rope_append.rope_append_inputs,
+        rope_append.roped),
 })  # fmt: skip
 """Every operation, in the order in which commands name them."""
 PROBLEM_TYPES: dict[str, type[Problem]] = {

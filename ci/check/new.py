@@ -285,6 +285,27 @@ CALLS = {
         tile=inputs.tile,  # rows of a tile of the kernel, of shuffled rows
         group=inputs.group,  # weights that share a scale
     )""",
+    "rope_and_append": """\
+    # Return the queries, and write the caches in place; of slots -1 nothing is written.
+    found = reference.rope_and_append(
+        inputs.q,  # [tokens, qo_heads, channels]; rows may lie apart: spare_channels
+        inputs.k,  # [tokens, kv_heads, channels]
+        inputs.v,  # the same, or None: keys hold the values, and their last channels turn
+        inputs.cos_sin,  # float32 [rows, channels that turn]: cosines, then sines
+        inputs.positions,  # [tokens], rows of cos_sin
+        inputs.slots,  # [tokens]; inputs.requests, places, page_indptr, page_indices say the same
+        (inputs.k_cache, inputs.v_cache),  # [pages, page_size, kv_heads, channels], or HND
+        interleaved=inputs.interleaved,
+        kv_layout=inputs.kv_layout,
+        q_dtype=inputs.q_dtype,
+        q_scale=inputs.q_scale,  # rows are divided by scales
+        k_scale=inputs.k_scale,
+        v_scale=inputs.v_scale,
+    )
+    inputs.k_cache.copy_(found.k_cache)
+    if inputs.v_cache is not None:
+        inputs.v_cache.copy_(found.v_cache)
+    return found.q""",
 }
 """Body of an adapter that calls the oracle, by operation."""
 EXAMPLES = {
@@ -304,6 +325,7 @@ EXAMPLES = {
     "quantize": ('problem.scale_layout != "rows"', "scales lie row after row"),
     "norm_and_quantize": ("problem.gamma_offset", "gains have no offset"),
     "rearrange": ('problem.arrangement == "int4_mixed"', "no weights of four bits"),
+    "rope_and_append": ("problem.latent", "keys do not hold the values"),
 }
 """What a kernel may not take, and how it says so, by operation."""
 

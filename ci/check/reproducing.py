@@ -40,6 +40,7 @@ ANSWERS = {
     "quantize": 'dict(zip(("codes", "scales"), result))',
     "norm_and_quantize": '{**dict(zip(("codes", "scales"), result)), "residual": inputs.residual}',
     "rearrange": '{"vector": result}',
+    "rope_and_append": '{"q": result, "k_cache": inputs.k_cache, "v_cache": inputs.v_cache}',
     "slice_context_parallel": '{name: getattr(result, name) for name in tensors["expected"]}',
 }
 """Code by operation that reads an answer as tensors by name; others are pairs (out, lse)."""

@@ -40,6 +40,7 @@ PREFERENCE = {
     "gemm": ("trtllm-gen",),
     "quantize": ("cuda", "triton"),
     "norm_and_quantize": ("cuda", "triton"),
+    "rope_and_append": ("cuda", "triton"),
 }
 """Backends that serve, the fastest first: what ``auto`` tries and what a refusal offers."""
 PAGED = ("paged_attention", "append_paged_kv")

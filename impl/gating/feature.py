@@ -20,6 +20,7 @@ OPERATIONS = (
     "gemm",
     "quantize",
     "norm_and_quantize",
+    "rope_and_append",
 )
 AUTO = "auto"
 PHASES = ("decode", "prefill", "mixed")

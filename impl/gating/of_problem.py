@@ -8,6 +8,7 @@ from ...reference import (
     MoEProblem,
     Problem,
     QuantizeProblem,
+    RopeAppendProblem,
     RouteProblem,
 )
 from ...reference.moe.weights import WEIGHT_FORMATS
@@ -54,7 +55,7 @@ def feature_of(problem: Problem, backend: str, *, decodes: bool = False) -> Feat
         )
     if isinstance(problem, RouteProblem):
         return Feature("route", backend, q_dtype=problem.dtype, routing=problem.method)
-    if isinstance(problem, QuantizeProblem):
+    if isinstance(problem, QuantizeProblem | RopeAppendProblem):
         return Feature(problem.operation, backend, q_dtype=problem.dtype)
     if isinstance(problem, MoEProblem):
         return _of_experts(problem, backend)

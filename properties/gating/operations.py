@@ -20,11 +20,13 @@ from ...reference import (
     NormQuantizeProblem,
     Problem,
     QuantizeProblem,
+    RopeAppendProblem,
     RouteProblem,
 )
 from ...reference.moe.activations import ACTIVATIONS
 from ...reference.moe.weights import WEIGHT_FORMATS
 from ...reference.operations import Table
+from ...reference.problems.rope_append import ROPE_DTYPES
 from ..space.attention_axes import CACHES, MERGE_AXES, WITHOUT_LATENT
 from ..space.moe_axes import QUANTISATION
 
@@ -140,8 +142,12 @@ def _norm_calls(_: Lengths) -> Simple:
     return {"normalising": [NormQuantizeProblem(9, 256, dtype) for dtype in DTYPES]}
 
 
-def _dtypes() -> list[Change]:
-    return [("dtype", each, {"dtype": each}) for each in DTYPES]
+def _rope_calls(_: Lengths) -> Simple:
+    return {"appending": [RopeAppendProblem((2, 1), (5, 9), dtype=each) for each in ROPE_DTYPES]}
+
+
+def _dtypes(names: Sequence[str] = DTYPES) -> list[Change]:
+    return [("dtype", each, {"dtype": each}) for each in names]
 
 
 def _merge_changes(_: Problem) -> list[Change]:
@@ -329,4 +335,5 @@ OPERATIONS = Table("kernelproof.properties.gating.operations.OPERATIONS", {
     "moe": Calls(_expert_calls, _expert_changes),
     "quantize": Calls(_matrix_calls, lambda _: _dtypes()),
     "norm_and_quantize": Calls(_norm_calls, lambda _: _dtypes()),
+    "rope_and_append": Calls(_rope_calls, lambda _: _dtypes(ROPE_DTYPES)),
 })  # fmt: skip

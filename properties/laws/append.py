@@ -1,23 +1,26 @@
-"""Laws of appending to a paged cache: bits, compared exactly, and what a call quantises anew."""
+"""Laws of appending to a paged cache: of copies, of codes, and of rows that are turned first."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
-from ...reference import AttentionProblem, oracle
+from ...reference import AttentionProblem, RopeAppendProblem, oracle
 from ...reference.attention.append_bounds import as_compared
 from ...reference.problems.cache_names import has_block_scales
 from ...reference.tensors.inputs import AppendInputs
+from ...reference.tensors.rope_append import RopeAppendInputs, with_other_turns
 from ...reference.tensors.values import bits, choose, stream
 from ..verdicts.comparison import Check, all_within, bitwise, fail, same_bits, worse
 from ..verdicts.contained import Stop
-from ..verdicts.operations import APPENDED, AS_READ, appended_caches
+from ..verdicts.operations import APPENDED, AS_READ, OPERATIONS, appended_caches
+from ..verdicts.rope import judge_appended
 from ..verdicts.subject import Subject
-from ..verdicts.verdict import VACUOUS, Verdict
-from .law import APPEND, Law, Values
+from ..verdicts.verdict import PASS, VACUOUS, Verdict
+from .law import APPEND, ROPE, Law, Values
 
 Caches = tuple[torch.Tensor, ...]
 """Both caches, and their scales where each token and head has one."""
@@ -142,6 +145,144 @@ def vectors_of_one_value(subject: Subject, problem: AttentionProblem) -> Verdict
     return compared(given, appended(subject, problem, given), wanted, bounds)
 
 
+def turned(subject: Subject, problem: RopeAppendProblem, inputs: RopeAppendInputs) -> Caches:
+    """Run the subject; return the queries and the caches, which it wrote.
+
+    Queries of tokens without a slot are 0: nothing is promised of them.
+
+    Raises:
+        Stop: it gave something else.
+    """
+    shape, kept = inputs.q.shape, inputs.slots >= 0
+    found = subject.read(OPERATIONS[problem.operation].pair, subject.call(problem, inputs))
+    if isinstance(found, str):
+        raise Stop(fail("shape", f"returned {found}"))
+    q = subject.usable("q", found[0])
+    if q.dtype != inputs.q_dtype or q.shape != shape:
+        wrong = "dtype" if q.dtype != inputs.q_dtype else "shape"
+        raise Stop(fail(wrong, f"q is {q.dtype} of shape {list(q.shape)}"))
+    q = q.clone(memory_format=torch.contiguous_format)
+    q.view(torch.uint8)[~kept] = 0
+    return (q, *(each.clone() for each in inputs.caches))
+
+
+def rope_parity(subject: Subject, problem: RopeAppendProblem) -> Verdict:
+    """Check every query, every new slot, and that no other byte of the caches changed."""
+    return _judged(subject, problem, subject.materialise(problem))
+
+
+def _judged(subject: Subject, problem: RopeAppendProblem, inputs: RopeAppendInputs) -> Verdict:
+    """Compare a call with the oracle, by what it was given: it may change its inputs."""
+    names = ("q", "k", "v", "positions", "slots", "cos_sin")
+    given = {name: getattr(inputs, name) for name in names}
+    copies: dict[str, Any] = {
+        name: None if each is None else each.clone() for name, each in given.items()
+    }
+    arithmetic = subject.arithmetic_of(inputs)
+    q = turned(subject, problem, inputs)[0]
+    return judge_appended(replace(inputs, **copies), q, arithmetic)
+
+
+def rope_at_zero(subject: Subject, problem: RopeAppendProblem) -> Verdict:
+    """Turn all tokens by the position 0: queries and keys are quantised as they are."""
+    inputs = subject.materialise(problem)
+    return _judged(subject, problem, replace(inputs, positions=torch.zeros_like(inputs.positions)))
+
+
+def rope_never_written(subject: Subject, problem: RopeAppendProblem) -> Verdict:
+    """Take the slots of some tokens away, whose rows are NaN: the call writes none of them."""
+    inputs = subject.materialise(problem)
+    tokens = torch.arange(problem.num_tokens)
+    skipped = bits(stream(problem.seed, "never written"), tokens, 1).flatten() % 2 == 0
+    if not skipped.any():
+        return VACUOUS
+    skipped = skipped.to(inputs.slots.device)
+    for rows in (inputs.q, inputs.k, inputs.v):
+        if rows is not None:
+            rows[skipped] = torch.nan
+    none = {name: getattr(inputs, name).masked_fill(skipped, -1) for name in ("slots", "requests")}
+    return _judged(subject, problem, replace(inputs, **none))
+
+
+TOKENS = ("q", "k", "v", "positions", "slots", "requests", "places")
+"""What has a row for each token."""
+
+
+def rope_rows(subject: Subject, problem: RopeAppendProblem) -> Verdict:
+    """Give the tokens in another order: queries come in it, and the caches become the same."""
+    tokens = problem.num_tokens
+    if tokens < 2:  # noqa: PLR2004  no other order
+        return VACUOUS
+    first = turned(subject, problem, subject.materialise(problem))
+    inputs = subject.materialise(problem)
+    by = 1 + choose(problem.seed, "order of tokens", 0, tokens - 1)
+    for name in TOKENS:
+        rows = getattr(inputs, name)
+        if rows is not None:
+            rows.copy_(rows.roll(by, 0))
+    q, *caches = turned(subject, problem, inputs)
+    q.view(torch.uint8).copy_(q.view(torch.uint8).roll(-by, 0))
+    return _alike("in another order of the tokens", first, (q, *caches))
+
+
+def rope_pages(subject: Subject, problem: RopeAppendProblem) -> Verdict:
+    """Give the pages other numbers: each holds what it held under its own."""
+    first = turned(subject, problem, subject.materialise(problem))
+    inputs = subject.materialise(problem)
+    pages = len(inputs.k_cache)
+    by = 1 + choose(problem.seed, "numbers of pages", 0, pages - 1)
+    for cache in inputs.caches:
+        bytes_of = cache.view(torch.uint8)
+        bytes_of.copy_(bytes_of.roll(by, 0))
+    moved = (inputs.slots + by * inputs.page_size) % (pages * inputs.page_size)
+    inputs.slots.copy_(torch.where(inputs.slots < 0, inputs.slots, moved))
+    inputs.page_indices.copy_((inputs.page_indices + by) % pages)
+    q, *caches = turned(subject, problem, inputs)
+    back = [each.view(torch.uint8).roll(-by, 0).view(each.dtype) for each in caches]
+    return _alike("with other numbers of pages", first, (q, *back))
+
+
+def rope_plain(subject: Subject, problem: RopeAppendProblem) -> Verdict:
+    """Turn tokens by other positions: channels that do not turn, and values, keep their bits."""
+    if not problem.plain_dim and problem.latent:
+        return VACUOUS
+    inputs = subject.materialise(problem)
+    plain = inputs.plain
+    first = turned(subject, problem, inputs)
+    other = subject.materialise(problem)
+    positions = with_other_turns(other, problem.seed)
+    second = turned(subject, problem, replace(other, positions=positions))
+    pairs = [(q[..., plain], k[..., plain], *v) for q, k, *v in (first, second)]
+    return _alike("at other positions, what does not turn", *pairs)
+
+
+def rope_again(subject: Subject, problem: RopeAppendProblem) -> Verdict:
+    """Repeat a call, also after one on another batch: everything has the same bits."""
+    first = turned(subject, problem, subject.materialise(problem))
+    other = replace(problem, shift=problem.shift + 1, seed=problem.seed + 1, regime="iid")
+    for each in (None, other):
+        if each is not None and not subject.supports(each):
+            continue
+        if each is not None:
+            turned(subject, each, subject.materialise(each))
+        second = turned(subject, problem, subject.materialise(problem))
+        after = " after another batch" if each else ""
+        verdict = _alike(f"repeated{after}", first, second)
+        if verdict.bad:
+            return replace(verdict, kind="nondeterministic")
+    return PASS
+
+
+def _alike(what: str, first: Caches, second: Caches) -> Verdict:
+    """Check that queries and caches have the same bits."""
+    for name, one, other in zip(("q", *APPENDED), first, second, strict=False):
+        pair = one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8)
+        different = int((pair[0] != pair[1]).sum())
+        if different:
+            return fail("numeric", f"{what}: {name} has other bits ({different} bytes)")
+    return PASS
+
+
 def _scales_of_no_token(caches: Values) -> Values:
     return tuple(pair for pair in caches if not has_block_scales(pair[0]))
 
@@ -183,5 +324,60 @@ LAWS = (
         vectors_of_one_value,
         "new keys and values whose channels are all alike, or all zero, are written as others are",
         weight=0.5,
+    ),
+    Law(
+        "rope_parity",
+        ROPE,
+        rope_parity,
+        "queries and new slots hold what turns and scales make of the rows, to the last bit where "
+        "the rounding is defined, else one of two codes; all other slots keep their bits",
+        weight=3.0,
+        overlap="slack_rows compares with the oracle too, with garbage behind the rows",
+    ),
+    Law(
+        "rope_at_zero",
+        ROPE,
+        rope_at_zero,
+        "at position 0 queries and keys are quantised as they are",
+        weight=0.5,
+        overlap="rope_parity sees every code; here none has two that are right",
+    ),
+    Law(
+        "rope_never_written",
+        ROPE,
+        rope_never_written,
+        "tokens of slot -1, NaN in their rows, are not written and change nothing",
+    ),
+    Law(
+        "rope_rows",
+        ROPE,
+        rope_rows,
+        "tokens in another order have the queries and slots that they have in this one",
+        weight=0.5,
+        overlap="rope_parity sees every code; this asks no oracle",
+    ),
+    Law(
+        "rope_pages",
+        ROPE,
+        rope_pages,
+        "pages with other numbers hold what they held under their own",
+        weight=0.5,
+        overlap="rope_parity sees every slot; this asks no oracle",
+    ),
+    Law(
+        "rope_plain",
+        ROPE,
+        rope_plain,
+        "channels that do not turn, and values, do not depend on positions",
+        weight=0.5,
+        overlap="rope_parity sees every code; this asks no oracle",
+    ),
+    Law(
+        "rope_again",
+        ROPE,
+        rope_again,
+        "the same call gives the same bits again, and after a call on another batch",
+        weight=0.5,
+        overlap="rope_parity, too, sees what a call before it has left",
     ),
 )

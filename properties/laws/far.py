@@ -43,7 +43,7 @@ APART: dict[str, Apart] = {
     "append_paged_kv": _NEW, "merge_state": _STATES, "route": {"logits": FIRST},
     "moe": {"hidden": FIRST, "out": FIRST}, "quantize": {"x": FIRST},
     "norm_and_quantize": {"x": FIRST, "residual": FIRST}, "build_metadata": _TABLE,
-    "map_slots": _TABLE,
+    "map_slots": _TABLE, "rope_and_append": {"q": FIRST, "k": FIRST, "v": FIRST},
 }  # fmt: skip
 """Tensors with rows of tokens, states or requests by operation, and the axes that count these."""
 WEIGHTS: Apart = {"w13": SECOND, "w2": SECOND}

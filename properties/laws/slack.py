@@ -21,7 +21,7 @@ from ..verdicts.snapshot import Snapshot
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import VACUOUS, Verdict
 from . import quantisers, routing
-from .append import append_parity
+from .append import append_parity, rope_parity
 from .general import expectation_of, kept, parity
 from .law import (
     APPEND,
@@ -35,6 +35,7 @@ from .law import (
     NORM,
     QUANTIZE,
     REARRANGE,
+    ROPE,
     ROUTE,
     SLOTS,
     Law,
@@ -56,6 +57,7 @@ PARITY: dict[str, Callable[[Subject, Any], Verdict]] = {
     **dict.fromkeys(QUANTIZE, quantisers.parity),
     **dict.fromkeys(NORM, quantisers.norm_parity),
     **dict.fromkeys(REARRANGE, rearranging.parity),
+    **dict.fromkeys(ROPE, rope_parity),
 }
 """Comparisons of answers with the oracle's, by operation."""
 
@@ -63,6 +65,7 @@ PARITY: dict[str, Callable[[Subject, Any], Verdict]] = {
 SLACK = (
     *ATTENTION, *MERGE, *APPEND, *METADATA, *CONTEXT_PARALLEL, *SLOTS, *BATCH, *QUANTIZE, *NORM,
     *REARRANGE,
+    *ROPE,
 )  # fmt: skip
 """Operations whose tensors engines pad."""
 

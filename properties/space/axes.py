@@ -319,7 +319,7 @@ def _starts(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
         names = "scale_layout", "floor"
         of_mx = {"scale_format": "e8m0", "blocks": (1, 32, None)}
         yield from ({**of_mx, **dict(zip(names, each, strict=True))} for each in mx)
-    yield from _of_norms(axes)
+    yield from _of_fused(axes)
     if "fp4" in axes:  # of a kernel that quantises to four bits only
         for fp4 in axes["fp4"][1:]:
             block = (1, 16, None) if fp4 == "e4m3" else (1, 32, None)
@@ -333,17 +333,23 @@ def _starts(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
         yield from ({"groups": (1, 1), "num_experts": n, "top_k": k} for n, k in numbers)
 
 
-def _of_norms(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
-    """Return starts of norms that quantise, which mostly take one kind of scales only."""
+def _of_fused(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
+    """Return starts of norms that quantise, which mostly take one kind of scales only.
+
+    And of kernels that turn and append: of MLA only, or with queries that keep their dtype.
+    """
+    names = "quantised_q", "turning"
+    for each in itertools.product(*(axes.get(name, ()) for name in names)):
+        yield dict(zip(names, each, strict=True))
     if "gamma_offset" not in axes:
         return
-    names = "residual", "scale_format", "scale_layout", "floor"
+    of_norms = "residual", "scale_format", "scale_layout", "floor"
     for residual in axes["residual"]:
         yield from (
             {"residual": residual, "blocks": each} for each in axes["blocks"] if each[2] == 1
         )
-    for each in itertools.product(*(axes[name] for name in names)):
-        yield {"blocks": (1, 128, None), **dict(zip(names, each, strict=True))}
+    for each in itertools.product(*(axes[name] for name in of_norms)):
+        yield {"blocks": (1, 128, None), **dict(zip(of_norms, each, strict=True))}
 
 
 def _of_rules(

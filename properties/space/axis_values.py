@@ -17,9 +17,12 @@ FIELDS = {
     "outputs": ("output", "rest"),
     "blocks": ("block_rows", "block_channels", "scale"),
     "kinds": ("codes", "saturate"),
+    "turning": ("rope_dim", "plain_dim", "latent"),
+    "head_counts": ("num_qo_heads", "num_kv_heads"),
+    "scales": ("q_scale", "k_scale", "v_scale"),
     **TOGETHER,
 }
-"""Fields of the axes that have two each."""
+"""Fields of the axes that have several each."""
 NO_FIELDS = ("phase", "verify", "real", "fp4", "global_scale", *LENGTHS)
 """Axes that are lengths of a problem, rows of several fields, or fields that few problems have."""
 

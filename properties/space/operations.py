@@ -46,6 +46,7 @@ from .moe_strategies import (
 from .pairs import Taken, kinds_of_features, pairs_of_features
 from .quantising.norm_strategies import norm_problems
 from .quantising.rearrange_strategies import rearrange_problems
+from .quantising.rope_strategies import rope_problems
 from .quantising.strategies import quantize_problems
 from .real_drawing import many_values, row_values, wide_problems
 from .simplifying import (
@@ -296,6 +297,10 @@ OPERATIONS = Table("kernelproof.properties.space.operations.OPERATIONS", {
     "rearrange": Space(
         rearrange_problems, sizes.of_weights,
         lengths=sizes.lengths_of_weights, light=Light(40_000),
+    ),
+    "rope_and_append": Space(
+        rope_problems, sizes.of_batch,
+        timed=sizes.more_requests, larger=sizes.more_requests, lengths=sizes.lengths_of_batch,
     ),
 })  # fmt: skip
 

@@ -122,5 +122,6 @@ PLACES: dict[str, Callable[[Any, str, Sequence[int], Sequence[int]], Place]] = {
     "quantize": _of_rows("token", "channel"),
     "norm_and_quantize": _of_rows("token", "channel"),
     "rearrange": _unnamed,
+    "rope_and_append": _unnamed,
 }
 """What names an element of each operation's answer, of its tensor's name, shape and index."""

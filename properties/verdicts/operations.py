@@ -19,12 +19,14 @@ from ...reference import (
     MoEProblem,
     RouteProblem,
 )
+from ...reference.attention.rope import RopeAppended
 from ...reference.operations import Table
 from ...reference.tensors.batched_moe import BatchedMoEInputs
 from ...reference.tensors.inputs import AttentionInputs, MergeInputs
 from ...reference.tensors.moe_inputs import MoEInputs
 from .comparison import Result
 from .quantised import judge_normed, judge_quantised
+from .rope import judge_rope
 from .routes import judge_route
 from .verdict import Verdict
 
@@ -123,6 +125,11 @@ def _codes_and_scales(result: object) -> Result | str:
     return pair
 
 
+def _queries(result: object) -> Result | str:
+    # The oracle's answer has the caches beside them.
+    return _out(result.q if isinstance(result, RopeAppended) else result)
+
+
 def _out(result: object) -> Result | str:
     if isinstance(result, torch.Tensor):
         return result, None
@@ -216,4 +223,5 @@ OPERATIONS = Table("kernelproof.properties.verdicts.operations.OPERATIONS", {
     "norm_and_quantize": Answers("norm_parity", _codes_and_scales, judge_apart=judge_normed,
                                  names=("codes", "scales")),
     "rearrange": Answers("rearrange_parity"),
+    "rope_and_append": Answers("rope_parity", _queries, judge_apart=judge_rope, names=("q", "lse")),
 })  # fmt: skip

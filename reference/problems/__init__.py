@@ -29,6 +29,7 @@ from .plan import PlanProblem
 from .preparation import BatchProblem
 from .quantize import QUANTIZE_REGIMES, QuantizeProblem
 from .rearrange import RearrangeProblem
+from .rope_append import RopeAppendProblem
 from .slots import SlotsProblem
 from .steps import StepsProblem
 
@@ -47,6 +48,7 @@ Problem = (
     | QuantizeProblem
     | NormQuantizeProblem
     | RearrangeProblem
+    | RopeAppendProblem
 )
 
 __all__ = [
@@ -80,6 +82,7 @@ __all__ = [
     "Problem",
     "QuantizeProblem",
     "RearrangeProblem",
+    "RopeAppendProblem",
     "RouteProblem",
     "SlotsProblem",
     "StepsProblem",

@@ -26,6 +26,7 @@ from .plan import PlanInputs
 from .preparation import BatchInputs
 from .quantize import QuantizeInputs
 from .rearrange import RearrangeInputs
+from .rope_append import RopeAppendInputs
 from .slots import SlotInputs
 from .steps import StepsInputs
 
@@ -339,4 +340,5 @@ Inputs = (
     | BatchedMoEInputs
     | QuantizeInputs
     | RearrangeInputs
+    | RopeAppendInputs
 )

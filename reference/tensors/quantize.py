@@ -95,9 +95,9 @@ class QuantizeInputs:
         return 1, -(-down // 4) * 4 if self.scale_layout == "padded_columns" else down
 
 
-def quantize_inputs(problem: QuantizeProblem, home: Allocator) -> QuantizeInputs:
-    """Make the tensors of a call of ``quantize``."""
-    to = QuantizedFormat(
+def format_of(problem: QuantizeProblem) -> QuantizedFormat:
+    """Return what a problem's matrix is quantised to."""
+    return QuantizedFormat(
         CODE_DTYPES[problem.codes],
         problem.block,
         problem.scale_format,
@@ -105,7 +105,12 @@ def quantize_inputs(problem: QuantizeProblem, home: Allocator) -> QuantizeInputs
         problem.saturate,
         problem.power_rule,
     )
-    values = _values(problem, to, home.device)
+
+
+def quantize_inputs(problem: QuantizeProblem, home: Allocator) -> QuantizeInputs:
+    """Make the tensors of a call of ``quantize``."""
+    to = format_of(problem)
+    values = matrix_of(problem, home.device)
     tokens, channels = values.shape
     rows = home.empty("x", (tokens, channels + problem.spare_channels), values.dtype)
     x = rows[:, :channels]
@@ -136,8 +141,9 @@ def quantized(inputs: QuantizeInputs) -> Quantized:
     return found._replace(scales=scales.view(found.scales.dtype))
 
 
-def _values(problem: QuantizeProblem, to: QuantizedFormat, device: torch.device) -> torch.Tensor:
+def matrix_of(problem: QuantizeProblem, device: torch.device) -> torch.Tensor:
     """Make the matrix [T, N] in its dtype."""
+    to = format_of(problem)
     rows = torch.arange(problem.num_tokens, device=device)
     dtype: torch.dtype = getattr(torch, problem.dtype)
     if problem.regime == "ties":

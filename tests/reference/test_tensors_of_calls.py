@@ -36,6 +36,12 @@ X = torch.linspace(-1, 1, 256).view(4, 64)
 STATES = {"outs": torch.ones(2, 3, 2, 4), "lses": torch.ones(2, 3, 2)}
 NEW = {"k": torch.ones(3, 1, 16), "v": torch.ones(3, 1, 16)}
 CACHES = {"k_cache": torch.ones(4, 2, 1, 16), "v_cache": torch.ones(4, 2, 1, 16)}
+ROPE = {
+    **{name: torch.ones(3, 1, 16) for name in ("q", "k", "v")},
+    "cos_sin": torch.ones(2, 8),
+    "positions": torch.tensor([0, 1, 1]),
+    "slots": torch.tensor([0, 2, -1]),
+}
 OPTIONS = {
     "sinks": torch.zeros(2),
     "custom_mask": torch.ones(3 + 8, dtype=torch.bool),
@@ -117,6 +123,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
                 "residual": X,
                 "scale": torch.ones(1),
             },
+            "rope_and_append": {**ROPE, "paged_kv_cache": tuple(CACHES.values())},
             "quantize_e2m1": {"x": X},
             "dequantize_e2m1": {"codes": NIBBLES},
             "pack_e2m1": {"codes": NIBBLES},

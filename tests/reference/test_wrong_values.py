@@ -28,6 +28,7 @@ from kernelproof.reference import (
     QuantizedFormat,
     QuantizeProblem,
     RearrangeProblem,
+    RopeAppendProblem,
     RouteProblem,
     SlotsProblem,
     StepsProblem,
@@ -84,7 +85,8 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         for kind in (
             Arithmetic, AttentionProblem, BatchProblem, BatchedMoEProblem, ContextParallelProblem,
             MergeProblem, MetadataProblem, MoEProblem, NormQuantizeProblem, PlanProblem,
-            QuantizedFormat, QuantizeProblem, RearrangeProblem, RouteProblem, SlotsProblem,
+            QuantizedFormat, QuantizeProblem, RearrangeProblem, RopeAppendProblem, RouteProblem,
+            SlotsProblem,
             StepsProblem,
         )
     },

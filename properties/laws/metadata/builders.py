@@ -39,6 +39,7 @@ from ..law import (
     NORM,
     QUANTIZE,
     REARRANGE,
+    ROPE,
     SLOTS,
     STEPS,
     Law,
@@ -458,7 +459,16 @@ LAWS = (
     ),
     Law(
         "integer_inputs_unchanged",
-        METADATA + CONTEXT_PARALLEL + SLOTS + BATCH + STEPS + APPEND + QUANTIZE + NORM + REARRANGE,
+        METADATA
+        + CONTEXT_PARALLEL
+        + SLOTS
+        + BATCH
+        + STEPS
+        + APPEND
+        + QUANTIZE
+        + NORM
+        + REARRANGE
+        + ROPE,
         inputs_unchanged,
         "inputs, and the canaries around them, keep every bit",
         weight=0.5,

@@ -40,6 +40,7 @@ from ..moe_axes import (
 from ..quantising.axes import QUANTIZE_AXES, quantize_example
 from ..quantising.norm_axes import NORM_AXES, norm_example
 from ..quantising.rearrange_axes import REARRANGE_AXES, rearrange_example
+from ..quantising.rope_axes import ROPE_AXES, rope_example
 
 
 @dataclass(frozen=True)
@@ -72,4 +73,5 @@ EXAMPLES = Table("kernelproof.properties.space.surveying.examples.EXAMPLES", {
     "quantize": Examples(QUANTIZE_AXES, quantize_example),
     "norm_and_quantize": Examples(NORM_AXES, norm_example),
     "rearrange": Examples(REARRANGE_AXES, rearrange_example),
+    "rope_and_append": Examples(ROPE_AXES, rope_example),
 })  # fmt: skip

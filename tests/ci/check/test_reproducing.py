@@ -58,6 +58,10 @@ def right(inputs: Any, operation: str) -> Any:  # noqa: ANN401  any operation's
         if inputs.residual is not None:
             inputs.residual.copy_(answer.residual)
         return answer[:2]
+    if operation == "rope_and_append":
+        for cache, written in zip(inputs.caches, answer[1:], strict=False):
+            cache.copy_(written)
+        return answer.q
     if operation in ("moe", "batched_moe"):
         return answer.to(inputs.out_dtype)
     if hasattr(inputs, "out_dtype"):
@@ -74,6 +78,9 @@ def wrong(inputs: Any, operation: str) -> Any:  # noqa: ANN401
         codes = answer[0].clone()
         codes.view(torch.uint8).flatten()[0] ^= 8
         return codes, answer[1]
+    if operation == "rope_and_append":
+        answer.view(torch.uint8).flatten()[0] ^= 8
+        return answer
     fields = answer.tensors() if hasattr(answer, "tensors") else None
     first = (
         answer if isinstance(answer, torch.Tensor) else fields["qo_indptr"] if fields else answer[0]

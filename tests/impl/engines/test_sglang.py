@@ -30,6 +30,7 @@ from kernelproof.reference import (
     MergeProblem,
     MoEProblem,
     Problem,
+    RopeAppendProblem,
     RouteProblem,
 )
 from kernelproof.reference.operations import OPERATIONS as ORACLES
@@ -287,6 +288,10 @@ def test_a_module_is_named_alike_whatever_the_lengths(name: str) -> None:
     if found.operation in ("quantize", "norm_and_quantize"):  # Triton compiles for one token
         kind: Any = ORACLES[found.operation].problem
         named = {found.module_of(kind(num_tokens=tokens)) for tokens in range(2, 33)}
+        assert len(named) == 1
+        return
+    if found.operation == "rope_and_append":
+        named = {found.module_of(RopeAppendProblem((n,), (n + 3,))) for n in range(1, 33)}
         assert len(named) == 1
         return
     base = RAGGED if found.operation == "ragged_attention" else DECODED

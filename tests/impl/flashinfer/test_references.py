@@ -44,7 +44,7 @@ sys.meta_path.insert(0, Blocker())
 from kernelproof.impl import Target, find_implementation
 from kernelproof.reference import (
     AttentionProblem, BatchProblem, MergeProblem, MoEProblem, NormQuantizeProblem, PlanProblem,
-    QuantizeProblem, RearrangeProblem, RouteProblem
+    QuantizeProblem, RearrangeProblem, RopeAppendProblem, RouteProblem
 )
 here = Target.here()
 for name in {names!r}:
@@ -62,6 +62,7 @@ for name in {names!r}:
         "quantize": QuantizeProblem(),
         "norm_and_quantize": NormQuantizeProblem(),
         "rearrange": RearrangeProblem(),
+        "rope_and_append": RopeAppendProblem(),
     }}[found.operation]
     print(found.refusal(problem, here))
 """

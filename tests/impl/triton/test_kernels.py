@@ -37,7 +37,7 @@ sys.meta_path.insert(0, Blocker())
 from kernelproof.impl import Target, find_implementation
 from kernelproof.reference import (
     AttentionProblem, MergeProblem, MetadataProblem, MoEProblem, NormQuantizeProblem,
-    QuantizeProblem, RouteProblem,
+    QuantizeProblem, RopeAppendProblem, RouteProblem,
 )
 for name in {names!r}:
     found = find_implementation(name)
@@ -48,6 +48,7 @@ for name in {names!r}:
         "route": RouteProblem(),
         "quantize": QuantizeProblem(),
         "norm_and_quantize": NormQuantizeProblem(),
+        "rope_and_append": RopeAppendProblem(),
     }}.get(found.operation) or AttentionProblem(found.operation, dtype="bfloat16")
     print(found.refusal(problem, Target.here()))
 """

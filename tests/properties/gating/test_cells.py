@@ -58,7 +58,8 @@ ELSEWHERE = {"flashinfer-mla-cutlass", "flashinfer-mla-trtllm", "flashinfer-mla-
              # No rule is about calls that quantise: their claims are their own.
              "flashinfer-rmsnorm-quant", "flashinfer-add-rmsnorm-quant",
              "flashinfer-add-rmsnorm-block-quant", "flashinfer-group-quant-8bit",
-             "flashinfer-nvfp4-append", "flashinfer-nvfp4-append-slots"}  # fmt: skip
+             "flashinfer-nvfp4-append", "flashinfer-nvfp4-append-slots",
+             "flashinfer-rope-append", "flashinfer-mla-rope-quantize"}  # fmt: skip
 PARTS = 8
 """Number of tests among which the implementations are shared: one took a busy machine minutes."""
 

@@ -26,6 +26,7 @@ from kernelproof.reference import (
     Problem,
     QuantizeProblem,
     RearrangeProblem,
+    RopeAppendProblem,
     RouteProblem,
 )
 
@@ -41,6 +42,7 @@ SMALL: dict[str, Problem] = {
     # Without a residual, which each of many calls would add in place.
     "norm_and_quantize": NormQuantizeProblem(num_tokens=3),
     "rearrange": RearrangeProblem(rows=3),
+    "rope_and_append": RopeAppendProblem((2, 1), (5, 3)),
 }
 PATH = [str(Path(__file__).parents[1]), *sys.path]
 OTHERS = 4

@@ -48,6 +48,7 @@ from kernelproof.reference import (
     Problem,
     QuantizeProblem,
     RearrangeProblem,
+    RopeAppendProblem,
     RouteProblem,
     SlotsProblem,
     StepsProblem,
@@ -106,6 +107,10 @@ def honest(operation: Operation) -> Implementation:
             if inputs.residual is not None:
                 inputs.residual.copy_(found.residual)
             return found.codes, found.scales
+        if operation == "rope_and_append":
+            for cache, written in zip(inputs.caches, found[1:], strict=False):
+                cache.copy_(written)
+            return found.q
         if hasattr(found, "lse"):
             return found.out.to(inputs.out_dtype), found.lse
         return found
@@ -130,6 +135,7 @@ TRIED: dict[str, Problem] = {
     "quantize": QuantizeProblem(3, 32, block_rows=1, block_channels=16),
     "norm_and_quantize": NormQuantizeProblem(3, 32, residual=True),
     "rearrange": RearrangeProblem(matrices=2, rows=3, columns=5),
+    "rope_and_append": RopeAppendProblem((2, 1), (5, 3)),
 }
 
 

@@ -1,0 +1,36 @@
+"""Drawing problems of turning and appending: decodes and prefills of a few tokens."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from ....reference import RopeAppendProblem
+from ..axis_values import Axes
+from ..strategy_helpers import LARGEST_SEED, sampled
+from .rope_axes import ROPE_AXES, rope_fields
+
+REQUESTS = (1, 2, 3, 5)
+MOST_NEW, MOST_KEYS = 40, 150
+"""Most new tokens of a request, and most keys that it has beside them."""
+
+
+@st.composite
+def rope_problems(draw: st.DrawFn, axes: Axes) -> RopeAppendProblem:
+    """Draw one batch, its heads and channels, and the cache that it is appended to."""
+    values = {name: draw(sampled(axes.allows(name))) for name in ROPE_AXES}
+    fields = rope_fields(values)
+    heads = fields["num_qo_heads"] + 2 * fields["num_kv_heads"]
+    dim = fields["rope_dim"] + fields["plain_dim"]
+    count = draw(sampled(REQUESTS))
+    room = max(axes.max_work // (count * heads * dim), 1)
+    # A part of the work is the cache's.
+    keys = max(min(4 * axes.max_work // (count * fields["num_kv_heads"] * dim), MOST_KEYS), 1)
+    query_lens, seq_lens = [], []
+    for _ in range(count):
+        new = draw(sampled((1, 1, 0, 2)) | st.integers(1, min(room, MOST_NEW)))
+        new = min(new, room)
+        query_lens.append(new)
+        seq_lens.append(new + draw(sampled((0, 1)) | st.integers(0, keys)))
+    return RopeAppendProblem(
+        tuple(query_lens), tuple(seq_lens), **fields, seed=draw(st.integers(0, LARGEST_SEED))
+    )
