@@ -373,11 +373,12 @@ _LAST_TURNS: dict[tuple[int, ...], torch.Tensor] = {}
 
 @seeded(BUGS, ROPE, "rope_again")
 def turns_of_an_earlier_call(inputs: RopeAppendInputs) -> torch.Tensor:
-    """Keep the turns of the first call on a batch of as many tokens and channels."""
-    shape = tuple(inputs.q.shape)
-    both = _LAST_TURNS.setdefault(shape, inputs.cos_sin[inputs.positions])
-    if both.shape != (shape[0], inputs.rope_dim) or both.device != inputs.q.device:
-        both = inputs.cos_sin[inputs.positions]
+    """Turn as the call before did, if that had as many tokens and channels."""
+    shape, own = tuple(inputs.q.shape), inputs.cos_sin[inputs.positions]
+    both = _LAST_TURNS.get(shape, own)
+    _LAST_TURNS.clear()
+    _LAST_TURNS[shape] = own
+    both = both.to(own.device) if both.shape == own.shape else own
     return call(inputs, turn=lambda record, x: turned(record, x, both=both))
 
 

@@ -142,8 +142,8 @@ class Arithmetic:
         zeros: codes in e2m1 of what is rounded to 0: ``"signed"``, as x is, or ``"unsigned"``.
         roots: a norm's 1 / sqrt: ``"rounded"``, a root and a division, or ``"approximate"``: a
             GPU's, within 2 units in the last place, whose result for a power of four is not
-            defined. Of a norm, ``intermediate`` is what is quantised, and ``combine`` the sum with
-            the residual of which the norm is taken.
+            defined. Of a norm, and of RoPE, ``intermediate`` is what is quantised; of a norm,
+            ``combine`` is the sum with the residual of which it is taken.
 
     Raises:
         ValueError: a format that has no unit roundoff in ``UNIT_ROUNDOFF``, or another choice.
