@@ -190,6 +190,12 @@ def read_uses(
     return replace(comparison, findings=tuple(findings), engines=engines).timed("uses", started)
 
 
+def missing_sides(comparison: Comparison) -> list[str]:
+    """Return the sides that could not be had or read, whose behaviour nobody can ask about."""
+    had = comparison.declared if comparison.declared or comparison.failures else comparison.releases
+    return [side for side in SIDES if side not in had]
+
+
 def compare_behaviour(
     comparison: Comparison, bench: Bench, chips: tuple[Chip, ...], limit: float, *, speed: bool
 ) -> Iterator[Comparison]:
@@ -202,9 +208,7 @@ def compare_behaviour(
         limit: ratio of seconds that counts as slower.
         speed: whether calls are timed too.
     """
-    had = comparison.declared if comparison.declared or comparison.failures else comparison.releases
-    missing = [side for side in SIDES if side not in had]
-    if missing:
+    if missing := missing_sides(comparison):
         why = f"{comparison.given[missing[0]]} does not import or could not be had"
         yield comparison.skipping({BEHAVIOUR: why, SPEED: why})
         return
