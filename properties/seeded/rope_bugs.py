@@ -194,7 +194,7 @@ def _one_code(stored_rows: torch.Tensor, by: int, where: int) -> torch.Tensor:
     """Return stored rows one of whose codes is another, where that is a number."""
     order = ordered(stored_rows).flatten()
     if order.numel():
-        order[where] += by if order[where].abs() < 1 << (7 * stored_rows.element_size() - 1) else 0
+        order[where] += by if order[where].abs() < 7 << (8 * stored_rows.element_size() - 4) else 0
     return unordered(order.view(stored_rows.shape), stored_rows.dtype)
 
 

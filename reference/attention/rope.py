@@ -36,7 +36,7 @@ class RopeAppended(NamedTuple):
     Attributes:
         q: [tokens, qo_heads, channels], the queries.
         k_cache: the cache after the call, of keys.
-        v_cache: of values; None where keys hold them.
+        v_cache: the same of values; None where keys hold them.
     """
 
     q: torch.Tensor
@@ -71,8 +71,8 @@ def rope_and_append(
         cos_sin: float32 [rows, rotary channels], by position: cosines of pairs, then their sines.
         positions: [tokens] integers, rows of ``cos_sin``.
         slots: [tokens] integers, page * page_size + offset; negative ones are not written.
-        paged_kv_cache: of keys [pages, page_size, kv_heads, channels], or with HND [pages,
-            kv_heads, page_size, channels], FP8 or k's dtype; and the same of values, or None.
+        paged_kv_cache: the cache of keys [pages, page_size, kv_heads, channels], or with HND
+            [pages, kv_heads, page_size, channels], FP8 or k's dtype; and that of values, or None.
         interleaved: whether pairs are neighbours (GPT-J); else they are half of the rotary
             channels apart (NeoX).
         kv_layout: ``"NHD"`` or ``"HND"``.

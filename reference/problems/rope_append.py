@@ -36,7 +36,7 @@ class RopeAppendProblem(BaseProblem):
         interleaved: whether pairs of channels are neighbours; else half the rotary channels apart.
         kv_layout: ``NHD`` or ``HND``.
         q_scale, k_scale, v_scale: what is divided by before the rounding to FP8.
-        shift: by how much the position that turns a token is larger than that in its request.
+        shift: the difference of the position that turns a token and that in its request.
         skipped: whether some tokens have the slot -1.
         spare_channels: channels by which rows of tokens lie further apart than they are wide.
         regime: how values are made, as of a QuantizeProblem with a scale of the whole matrix; in

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from ....reference import RopeAppendProblem
+from ..attention_strategies import lengths
 from ..axis_values import Axes
 from ..strategy_helpers import LARGEST_SEED, sampled
 from .rope_axes import ROPE_AXES, rope_fields
@@ -22,15 +23,19 @@ def rope_problems(draw: st.DrawFn, axes: Axes) -> RopeAppendProblem:
     heads = fields["num_qo_heads"] + 2 * fields["num_kv_heads"]
     dim = fields["rope_dim"] + fields["plain_dim"]
     count = draw(sampled(REQUESTS))
-    room = max(axes.max_work // (count * heads * dim), 1)
+    if axes.max_requests:
+        count = min(count, axes.max_requests)
+    most = max(axes.max_work // (count * heads * dim), 1)
     # A part of the work is the cache's.
-    keys = max(min(4 * axes.max_work // (count * fields["num_kv_heads"] * dim), MOST_KEYS), 1)
-    query_lens, seq_lens = [], []
-    for _ in range(count):
-        new = draw(sampled((1, 1, 0, 2)) | st.integers(1, min(room, MOST_NEW)))
-        new = min(new, room)
-        query_lens.append(new)
-        seq_lens.append(new + draw(sampled((0, 1)) | st.integers(0, keys)))
+    of_cache = 4 * axes.max_work // (count * fields["num_kv_heads"] * dim)
+    keys = max(min(of_cache, MOST_KEYS), 2)
+    # Keys before the new ones, with which these begin or end beside the edge of a page, too.
+    older = sampled((0, 1)) | st.integers(0, keys) | lengths(keys, fields["page_size"])
+    tokens = sampled((1, 1, 0, 2)) | st.integers(1, min(most, MOST_NEW))
+    requests = [(min(draw(tokens), most), draw(older)) for _ in range(count)]
     return RopeAppendProblem(
-        tuple(query_lens), tuple(seq_lens), **fields, seed=draw(st.integers(0, LARGEST_SEED))
+        tuple(new for new, _ in requests),
+        tuple(new + before for new, before in requests),
+        **fields,
+        seed=draw(st.integers(0, LARGEST_SEED)),
     )
