@@ -300,6 +300,18 @@ def skipped_tokens_in_slot_0(inputs: RopeAppendInputs) -> torch.Tensor:
 
 
 @seeded(BUGS, ROPE, "rope_never_written")
+def skipped_rows_times_zero(inputs: RopeAppendInputs) -> torch.Tensor:
+    """Add the rows of tokens without a slot, times zero, to the first slot of the first page."""
+    q = call(inputs)
+    for cache, rows in zip(inputs.caches, (inputs.k, inputs.v), strict=False):
+        assert rows is not None  # noqa: S101  as many rows as caches
+        lost = (rows[inputs.slots < 0].float() * 0).isnan().any(0)
+        slot = by_slot(inputs, cache)[0, 0]
+        slot[lost.repeat_interleave(cache.element_size(), 1)] = 0xFF
+    return q
+
+
+@seeded(BUGS, ROPE, "rope_never_written")
 def last_slot_of_skipped_tokens(inputs: RopeAppendInputs) -> torch.Tensor:
     """Take the slot -1 for the last one of the last page."""
     whole = len(inputs.k_cache) * inputs.page_size
@@ -337,7 +349,7 @@ def first_head_for_all_keys(inputs: RopeAppendInputs) -> torch.Tensor:
 
 
 @seeded(BUGS, ROPE, PARITY)
-def rows_without_a_stride(inputs: RopeAppendInputs) -> torch.Tensor:
+def rope_rows_without_a_stride(inputs: RopeAppendInputs) -> torch.Tensor:
     """Read rows as if each token began where the one before ends."""
     dense = {
         name: each.as_strided(each.shape, each.contiguous().stride())

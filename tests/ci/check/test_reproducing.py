@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import runpy
 import sys
@@ -216,8 +217,15 @@ def test_a_script_fails_as_the_law_does_and_passes_once_the_kernel_is_right(
     ]
     assert "import kernelproof" not in script.read_text().replace("from kernelproof", "import k")
     inputs = materialise(problem)
+    written = ("k_cache", "v_cache") if operation == "rope_and_append" else ()
+
+    def answered(given: Any, answer: Any) -> Any:  # noqa: ANN401
+        for name in written:
+            getattr(given, name).copy_(getattr(inputs, name))
+        return answer
+
     for answer, code in ((wrong(inputs, operation), 1), (right(inputs, operation), 0)):
-        assert run_script(script, monkeypatch, lambda given, a=answer: (given, a)[1]) == code
+        assert run_script(script, monkeypatch, functools.partial(answered, answer=answer)) == code
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def refusal(name: str, problem: Problem, target: Target) -> str | None:
 
 
 def test_without_a_gpu_they_say_so() -> None:
-    assert len(CUDA) == 27
+    assert len(CUDA) == 28
     for name in CUDA:
         found = find_implementation(name)
         problem: Problem = PAGED
