@@ -12,11 +12,14 @@ import torch
 from ...reference import AttentionProblem, BatchMetadata, build_metadata
 from ...reference.tensors.inputs import PagedAttentionInputs
 from ..gating.rules import version_matches
+from ..protocol import implementation
+from ..targets.backends import FLASHINFER
 from ..targets.refusal import Refusal, first_reason
 from ..targets.target import Target
-from .backends import CUDA_CORE, FA2, FA3, module_key
+from ..torch.sdpa import paged as torch_attention
+from .backends import CUDA_CORE, FA2, FA3, module_key, one_module
 from .calls import attention_refusal, flashinfer, version, wrapper
-from .claims import Refuses, few_query_tokens, one_head_dim
+from .claims import Refuses, few_query_tokens, one_head_dim, unavailable
 from .libraries import attention_library
 from .plans import (
     DECODE,
@@ -313,6 +316,50 @@ def _with_sinks(inputs: PagedAttentionInputs) -> Any:  # noqa: ANN401  untyped
         head_dim_vo=head_dim_vo(inputs),
         window_left=min(inputs.window_left, 0),  # whether there is one; its width is the plan's
     )
+
+
+QUANTISATION = "flashinfer.quantization.fp4_quantization"
+
+
+def _reads_nvfp4(problem: AttentionProblem, target: Target) -> Refusal | str | bool:
+    if lacking := unavailable(problem, target):
+        return lacking
+    if problem.kv_cache != "nvfp4" or problem.dtype == "float32":
+        return "nvfp4_kv_dequantize reads caches in NVFP4, and writes 16 bits"
+    return torch_attention.supports(problem, target) if torch_attention.supports else True
+
+
+@implementation(
+    "paged_attention",
+    name="flashinfer-nvfp4-dequantize-sdpa",
+    provider=FLASHINFER,
+    supports=_reads_nvfp4,
+    features=("nvfp4_kv",),
+    arithmetic=torch_attention.arithmetic,
+    compile_key=one_module("nvfp4-dequantize"),
+)
+def dequantised(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
+    """Read a cache in NVFP4 by ``nvfp4_kv_dequantize``, and attend to it with torch.
+
+    A code times its block's scale has 6 bits, which 16 bits hold: scales of whole caches are the
+    attention's.
+    """
+    k, v = _read(inputs, 0), _read(inputs, 1)
+    widened = replace(inputs, k_cache=k, v_cache=v, kv_cache_sf=None, kv_format=None)
+    found: tuple[torch.Tensor, None] = torch_attention.function(widened)
+    return found
+
+
+def _read(inputs: PagedAttentionInputs, which: int) -> torch.Tensor:
+    """Return the numbers of a cache of keys or values, in the queries' format."""
+    cache = (inputs.k_cache, inputs.v_cache)[which]
+    assert inputs.kv_cache_sf is not None  # noqa: S101  it is there in NVFP4
+    scales = inputs.kv_cache_sf[which]
+    rows = [each.contiguous().view(torch.uint8).flatten(0, 2) for each in (cache, scales)]
+    one = torch.ones(1, dtype=torch.float32, device=cache.device)
+    module = flashinfer(QUANTISATION)
+    found: torch.Tensor = module.nvfp4_kv_dequantize(*rows, one, output_dtype=inputs.q.dtype)
+    return found.view(*cache.shape[:3], -1)
 
 
 def _not_persistent(problem: AttentionProblem, _: Target) -> str | None:

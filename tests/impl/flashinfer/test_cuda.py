@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -13,7 +13,14 @@ from kernelproof.impl import Target, find_implementation
 from kernelproof.impl.flashinfer import calls as flashinfer_calls
 from kernelproof.impl.registry import BUILT_IN
 from kernelproof.impl.targets.optional import missing
-from kernelproof.reference import AttentionProblem, MergeProblem, Problem, materialise, oracle
+from kernelproof.reference import (
+    AttentionProblem,
+    MergeProblem,
+    Problem,
+    dequantize_nvfp4,
+    materialise,
+    oracle,
+)
 
 pytestmark = pytest.mark.skipif(
     missing("flashinfer", "flashinfer") is not None, reason="flashinfer is not installed"
@@ -50,6 +57,8 @@ def test_without_a_gpu_they_say_so() -> None:
         problem: Problem = PAGED
         if found.operation == "merge_state":
             problem = MergeProblem(head_dim=64, dtype="bfloat16")
+        elif "nvfp4" in name:
+            problem = replace(PAGED, kv_cache="nvfp4")
         elif found.operation != "paged_attention":
             problem = replace(PAGED, operation=found.operation, query_lens=(1,), seq_lens=(9,))
         assert found.refusal(problem, Target.here()) == "FlashInfer's CUDA kernels need a GPU"
@@ -224,6 +233,27 @@ def test_bytes_of_fp8_reach_flashinfer_as_fp8() -> None:
     inputs: Any = materialise(replace(PAGED, kv_cache="float8_e5m2 as uint8"))
     k, v = flashinfer_calls.paged_cache(inputs, "fa2")["paged_kv_cache"]
     assert (k.dtype, v.dtype) == (torch.float8_e5m2, torch.float8_e5m2)
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_a_cache_in_nvfp4_is_read_by_flashinfer(
+    layout: Literal["NHD", "HND"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flashinfer.quantization import fp4_quantization as theirs
+
+    def dequantised(
+        codes: torch.Tensor, scales: torch.Tensor, one: torch.Tensor, output_dtype: torch.dtype
+    ) -> torch.Tensor:
+        widened = dequantize_nvfp4(codes, scales.view(torch.float8_e4m3fn), one)
+        return widened.to(output_dtype)
+
+    monkeypatch.setattr(theirs, "nvfp4_kv_dequantize", dequantised)
+    problem = replace(PAGED, kv_cache="nvfp4", kv_layout=layout, k_scale=2.0)
+    inputs: Any = materialise(problem)
+    out, lse = find_implementation("flashinfer-nvfp4-dequantize-sdpa")(inputs)
+    assert lse is None
+    expected = oracle.attention(inputs).out
+    assert (out.double() - expected.double()).abs().max() < 0.05 * expected.abs().max()
 
 
 def test_a_cascade_cuts_off_what_all_requests_share() -> None:
