@@ -1,0 +1,103 @@
+"""Layouts of weights and scales, by hand and by other definitions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kernelproof.impl.torch.rearrange import rearrange as by_axes
+from kernelproof.reference import (
+    RearrangeProblem,
+    materialise,
+    rearrange,
+    swizzle_scales_128x4,
+)
+from kernelproof.reference.tensors.rearrange import rearranged
+
+PROBLEMS = [
+    RearrangeProblem(rows=130, columns=5),
+    RearrangeProblem(matrices=2, rows=260, columns=9, dtype="bfloat16"),
+    RearrangeProblem("rows", rows=64, columns=3),
+    RearrangeProblem("rows", rows=48, columns=3, tile=64),
+    RearrangeProblem("rows_128x4", rows=256, columns=6),
+    RearrangeProblem("scales_64x128", 2, 128, 8),
+    RearrangeProblem("scales_64x128", 2, 128, 3, dtype="bfloat16", group=128),
+    RearrangeProblem("int4_mixed", 2, 32, 64),
+]
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(torch.uint8)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda each: each.id)
+def test_places_and_axes_give_the_same(problem: RearrangeProblem) -> None:
+    inputs: Any = materialise(problem)
+    assert torch.equal(bits(rearranged(inputs)), bits(by_axes(inputs)))
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda each: each.id)
+def test_nothing_is_lost_and_only_zeros_are_added(problem: RearrangeProblem) -> None:
+    inputs: Any = materialise(problem)
+    width = torch.uint8 if problem.dtype == "uint8" else torch.int16
+    given = inputs.x.view(width).flatten().sort().values
+    made = rearranged(inputs).view(width).flatten().sort().values
+    zeros = made.new_zeros(made.numel() - given.numel())
+    assert torch.equal(made, torch.cat([given, zeros]).sort().values)
+
+
+def test_scales_are_those_of_block_scaled_products() -> None:
+    x = torch.arange(260 * 6).reshape(260, 6) % 251
+    scales = x.to(torch.uint8)
+    assert torch.equal(rearrange(scales, "scales_128x4"), swizzle_scales_128x4(scales).flatten())
+
+
+def test_rows_are_dealt_to_eight() -> None:
+    rows = torch.arange(32, dtype=torch.uint8).unsqueeze(1)
+    assert rearrange(rows, "rows").flatten()[:4].tolist() == [0, 4, 8, 12]
+    assert rearrange(rows, "rows", tile=64).flatten()[:9].tolist() == [*range(0, 16, 2), 1]
+
+
+def test_scales_of_far_rows_lie_side_by_side() -> None:
+    scales = torch.arange(64 * 4, dtype=torch.int16).reshape(1, 64, 4).to(torch.uint8)
+    made = rearrange(scales, "scales_64x128")
+    assert made.shape == (1, 1, 1, 16, 16)
+    wanted = [4 * row + scale for row in (1, 17, 33, 49) for scale in range(4)]
+    assert made[0, 0, 0, 1].tolist() == wanted
+
+
+def test_two_rows_share_their_words() -> None:
+    words = torch.arange(16 * 16, dtype=torch.int16).reshape(1, 16, 16)
+    made = rearrange(words.view(torch.uint8), "int4_mixed").view(torch.int16)
+    first = [0, 128, 1, 129, 2, 130, 3, 131, 8, 136, 9, 137, 10, 138, 11, 139]
+    assert made[0, 0].tolist() == first
+    assert made[0, 8].tolist() == [each + 4 for each in first]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"arrangement": "columns"}, "arrangement"),
+        ({"arrangement": "rows", "rows": 33}, "a multiple of 32"),
+        ({"arrangement": "rows", "rows": 32, "matrices": 2}, "0 where rows are shuffled"),
+        ({"arrangement": "rows_128x4", "rows": 64}, "a multiple of 128"),
+        ({"arrangement": "scales_64x128", "rows": 64, "columns": 4}, "at least 1"),
+        ({"arrangement": "scales_64x128", "matrices": 1, "group": 48}, "a divisor of 128"),
+        (
+            {"arrangement": "int4_mixed", "matrices": 1, "dtype": "bfloat16"},
+            "two weights a byte",
+        ),
+    ],
+)
+def test_what_no_call_looks_like(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        RearrangeProblem(**fields)
+
+
+def test_what_is_no_layout_is_refused() -> None:
+    with pytest.raises(ValueError, match="arrangement is 'columns'"):
+        rearrange(torch.zeros(2, 2), "columns")
+    with pytest.raises(ValueError, match="one an expert"):
+        rearrange(torch.zeros(2), "rows")
