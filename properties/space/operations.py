@@ -45,9 +45,8 @@ from .moe_strategies import (
 )
 from .pairs import Taken, kinds_of_features, pairs_of_features
 from .quantising.norm_strategies import norm_problems
-from .quantising.rearrange_strategies import rearrange_problems
 from .quantising.rope_strategies import rope_problems
-from .quantising.strategies import quantize_problems
+from .quantising.strategies import quantize_problems, rearrange_problems
 from .real_drawing import many_values, row_values, wide_problems
 from .simplifying import (
     Cheap,

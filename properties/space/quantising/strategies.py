@@ -1,4 +1,4 @@
-"""Drawing problems of quantising: matrices of few rows, in blocks of every shape."""
+"""Drawing problems of quantising and of layouts: matrices of few rows, in blocks of every shape."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ....reference import QuantizeProblem
+from ....reference import QuantizeProblem, RearrangeProblem
 from ....reference.formats.quantizers import LEAST_NORMAL
 from ..axis_values import Axes
 from ..strategy_helpers import LARGEST_SEED, sampled
 from .axes import FP4_CHANNELS, FP4_FLOORS, QUANTIZE_AXES, fitting, fp4_fields
+from .rearrange_axes import REARRANGE_AXES, fields_of, step_of
 
 WIDTHS = (16, 32, 64, 128, 256, 48, 192, 512, 1024, 7168)
 """Channels of rows whose block is as wide as they are."""
@@ -21,6 +22,11 @@ MOST_GROUPS = 9
 """Most blocks across a row."""
 SEVERAL_ROWS, SEVERAL_COLUMNS = 129, 5
 """Rows and columns of scales that fill several tiles."""
+
+TILES_DOWN, TILES_ACROSS = 4, 9
+"""Most tiles of a layout, down and across."""
+ODD = (1, 2, 3, 5, 31, 33, 96, 127, 128, 129, 200, 256, 260)
+"""Rows and columns of scales that no tile needs to divide."""
 
 
 def _floors(axes: Axes, form: str) -> tuple[float, ...]:
@@ -118,5 +124,25 @@ def _of_eight_bits(draw: st.DrawFn, axes: Axes) -> QuantizeProblem:
         scale=scale,
         saturate=saturate,
         **values,
+        seed=draw(st.integers(0, LARGEST_SEED)),
+    )
+
+
+@st.composite
+def rearrange_problems(draw: st.DrawFn, axes: Axes) -> RearrangeProblem:
+    """Draw one matrix, or one for each expert, and the order that it is to have."""
+    fields = fields_of({name: draw(sampled(axes.allows(name))) for name in REARRANGE_AXES})
+    rows, columns = step_of(fields)
+    most = max(axes.max_work // max(fields["matrices"], 1), 1)
+    down = rows * draw(sampled(ODD if rows == 1 else tuple(range(1, TILES_DOWN + 1))))
+    if fields["arrangement"].endswith("128x4"):  # whole tiles
+        down = min(down, max(most // (4 * 128), 1) * 128)
+    across = max(1, min(most // (columns * max(down, 128)), 260))
+    counts = [each for each in ODD if each <= across] if columns == 1 else []
+    count = draw(sampled(tuple(counts) or tuple(range(1, min(across, TILES_ACROSS) + 1))))
+    return RearrangeProblem(
+        rows=down,
+        columns=columns * count,
+        **fields,
         seed=draw(st.integers(0, LARGEST_SEED)),
     )
