@@ -16,7 +16,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from ...properties.space.profiles import PROFILES
 from ...properties.space.rounds import draw_problems
 from ...properties.worker.pools import open_pool
 from ...properties.worker.requests import Address, HarnessError, verdict_of
+from ...reference import Problem
 from ..bench.first_finding import HALVES, half_of
 
 SEED = 60
@@ -94,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def write_deck(operation: str, entries: Iterable[DeckEntry], folder: Path = DECK) -> Path:
     """Write a deck, an entry a line, and return its file."""
     lines = [
-        json.dumps({"law": e.law, "kills": list(e.kills), "problem": e.problem.to_json()})
+        json.dumps({"law": e.law, "kills": list(e.kills), "problem": _brief(e.problem)})
         for e in entries
     ]
     text = f'{{"schema": "{SCHEMA}", "entries": [\n' + ",\n".join(lines) + "\n]}\n"
@@ -254,6 +255,16 @@ def with_every_law(operation: str, chosen: Sequence[DeckEntry]) -> list[DeckEntr
     second = [DeckEntry(law, problems[1]) for law, problems in drawn if len(problems) > 1]
     kept = chosen[: MOST_ENTRIES - len(more)]
     return [*kept, *more, *second][:MOST_ENTRIES]
+
+
+def _brief(problem: Problem) -> dict[str, Any]:
+    """Return a problem as JSON, without the fields that have their usual values."""
+    usual = {each.name: each.default for each in fields(problem)}
+    return {
+        name: value
+        for name, value in problem.to_json().items()
+        if name not in usual or getattr(problem, name) != usual[name]
+    }
 
 
 if __name__ == "__main__":
