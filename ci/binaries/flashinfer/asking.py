@@ -189,12 +189,13 @@ def _ask(
         "driver": str(build.driver),
         "launcher": str(build.launcher),
         "shipped": sorted(kernels.shipped),
-        "cells": [
-            (feature.to_json(), [asdict(call) for call in each])
-            for feature, each in zip(features, calls, strict=True)
-        ],
     }
-    (folder / "request").write_text(json.dumps(request), encoding="utf-8")
+    cells = (
+        (feature.to_json(), [asdict(call) for call in each])
+        for feature, each in zip(features, calls, strict=True)
+    )
+    lines = "".join(f"{json.dumps(each)}\n" for each in (request, *cells))
+    (folder / "request").write_text(lines, encoding="utf-8")
     ended = run_to_end(
         [sys.executable, "-m", HOST, str(folder / "request"), str(folder / "answers")],
         folder=folder,
@@ -202,17 +203,17 @@ def _ask(
         environment=_environment(release, folder),
         stop=work.stop,
     )
-    lines = []
+    answers = []
     if (folder / "answers").is_file():
-        lines = (folder / "answers").read_text(encoding="utf-8").splitlines()
-    if len(lines) < len(features):
+        answers = (folder / "answers").read_text(encoding="utf-8").splitlines()
+    if len(answers) < len(features):
         told = ended.told.strip().splitlines()
         reason = ended.cut_short or (told[-1] if told else f"exit status {ended.status}")
         message = shortened(f"flashinfer {release.version} cannot be asked on SM{sm}: {reason}")
         raise HostError(message)
     return [
         _selection(feature, sm, each, json.loads(line), kernels)
-        for feature, each, line in zip(features, calls, lines, strict=True)
+        for feature, each, line in zip(features, calls, answers, strict=True)
     ]
 
 

@@ -108,9 +108,9 @@ class CallChange:
     @property
     def kernels(self) -> tuple[tuple[str, str], ...]:
         """Names of kernels that a call launched and that it launches now, where they differ."""
-        pairs = zip(self.before.answers, self.after.answers, strict=False)
-        names = ((old.kernel, new.kernel) for old, new in pairs)
-        return tuple(dict.fromkeys(pair for pair in names if all(pair) and pair[0] != pair[1]))
+        calls = zip(self.before.answers, self.after.answers, strict=False)
+        pairs = (pair for old, new in calls for pair in zip(_names(old), _names(new), strict=False))
+        return tuple(dict.fromkeys(pair for pair in pairs if all(pair) and pair[0] != pair[1]))
 
     @property
     def error(self) -> str:
@@ -168,6 +168,12 @@ def _call_state(
         if before.error and after.error:
             return ""
         return RAISES_NOW if after.error else RUNS_NOW
-    if before.kernel != after.kernel:
+    names = _names(before)
+    if names != _names(after):
         return OTHER
-    return SAME if old.get(before.kernel) == new.get(after.kernel) else REBUILT
+    return SAME if all(old.get(name) == new.get(name) for name in names) else REBUILT
+
+
+def _names(answer: Answer) -> tuple[str, ...]:
+    """Return the kernels that a call launches, in their order: a MoE launches two."""
+    return tuple(each.kernel for each in answer.launches)

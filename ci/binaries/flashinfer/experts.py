@@ -11,17 +11,8 @@ from typing import Any
 import torch
 
 from ....impl.flashinfer.names import ACTIVATION_NAMES, ROUTING_MEMBERS
+from .questions import MOE_FUNCTIONS
 
-FUNCTIONS: Mapping[str, str] = {
-    "none": "trtllm_bf16_moe",
-    "fp8_per_tensor": "trtllm_fp8_per_tensor_scale_moe",
-    "fp8_block": "trtllm_fp8_block_scale_moe",
-    "mxfp8": "trtllm_fp8_block_scale_moe",
-    "nvfp4": "trtllm_fp4_block_scale_moe",
-    "mxfp4": "trtllm_fp4_block_scale_moe",
-    "mxfp8_mxfp4": "trtllm_fp4_block_scale_moe",
-}
-"""FlashInfer's function by the quantisation of the weights."""
 ENUMS = ("ActivationType", "RoutingMethodType", "Fp8QuantizationType")
 """The release's enums that the arguments need."""
 ON_GPU = "on_gpu"
@@ -37,7 +28,7 @@ BLOCK_BYTES = 128
 """Bytes of a block of the layout of 16-bit weights."""
 MX_BLOCK, NV_BLOCK = 32, 16
 """Elements that share a scale in MXFP8 and MXFP4, and in NVFP4."""
-EIGHT, BYTES, WIDE = torch.float8_e4m3fn, torch.uint8, torch.float32
+EIGHT, BYTES, WIDE, BRAIN = torch.float8_e4m3fn, torch.uint8, torch.float32, torch.bfloat16
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -92,7 +83,7 @@ def moe_arguments(
     elif activation != "swiglu":  # functions of old releases have no parameter for another
         member = _member(enums, "ActivationType", ACTIVATION_NAMES[activation])
         arguments["activation_type"] = member.value
-    return FUNCTIONS[quantisation], arguments
+    return MOE_FUNCTIONS[quantisation], arguments
 
 
 def _member(enums: Mapping[str, Any], enum: str, name: str) -> Any:  # noqa: ANN401  a member
@@ -190,14 +181,14 @@ def _four(make: Make, feature: Mapping[str, Any], call: Mapping[str, int]) -> di
             make(tokens, hidden // 2, dtype=BYTES),
             make(tokens, hidden // NV_BLOCK, dtype=EIGHT),
         )
-    elif quantisation == "mxfp4":
+    elif quantisation in ("mxfp4", "w4a8"):
         block = MX_BLOCK
-        states = make(tokens, hidden, dtype=torch.bfloat16), None
+        states = make(tokens, hidden, dtype=EIGHT if quantisation == "w4a8" else BRAIN), None
     else:
         block = MX_BLOCK
         scale = make(tokens, hidden // MX_BLOCK, dtype=EIGHT)
         states = make(tokens, hidden, dtype=EIGHT), scale
-    output = make(local, dtype=WIDE) if quantisation == "nvfp4" else None
+    output = make(local, dtype=WIDE) if quantisation in ("nvfp4", "w4a8") else None
     bias = feature["bias_dtype"]
     return {
         **_weights(make, feature, call, BYTES, 2),
@@ -215,6 +206,17 @@ def _four(make: Make, feature: Mapping[str, Any], call: Mapping[str, int]) -> di
     }
 
 
+def _int4(make: Make, feature: Mapping[str, Any], call: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        **_weights(make, feature, call, BYTES, 2),
+        **_scales(make, feature, call, BRAIN, 1, MX_BLOCK),
+        "hidden_states": make(call["tokens"], call["hidden_size"], dtype=BRAIN),
+        "gemm1_alpha": None,
+        "gemm1_beta": None,
+        "gemm1_clamp_limit": None,
+    }
+
+
 _FORMS: Mapping[str, Callable[[Make, Mapping[str, Any], Mapping[str, int]], dict[str, Any]]] = {
     "none": _plain,
     "fp8_per_tensor": _per_tensor,
@@ -223,5 +225,7 @@ _FORMS: Mapping[str, Callable[[Make, Mapping[str, Any], Mapping[str, int]], dict
     "nvfp4": _four,
     "mxfp4": _four,
     "mxfp8_mxfp4": _four,
+    "w4a16": _int4,
+    "w4a8": _four,
 }
 """Weights, hidden states and scales by the quantisation of the weights."""

@@ -24,8 +24,9 @@ from typing import Any, Protocol
 
 import torch
 
-from .experts import ENUMS, FUNCTIONS, ON_GPU, NoMemberError, moe_arguments
-from .products import PRODUCTS, gemm_arguments
+from .experts import ENUMS, ON_GPU, NoMemberError, moe_arguments
+from .products import gemm_arguments
+from .questions import GEMM_FUNCTIONS, MOE_FUNCTIONS
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -106,7 +107,8 @@ class Host:
             name: set(inspect.signature(inspect.unwrap(each)).parameters)
             for name, each in functions.items()
         }
-        self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8)
+        # Never touched, so that it has no memory, and forks need not copy its page tables.
+        self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8)
         self._tensors: dict[tuple[Any, ...], torch.Tensor] = {}
 
     def ask(self, feature: Mapping[str, Any], call: Mapping[str, int]) -> Answer:
@@ -123,6 +125,8 @@ class Host:
             kind, arguments = self._arguments(feature, call)
         except NoMemberError as lacking:
             return {"error": str(lacking)}
+        if kind not in self.functions:
+            return {"error": f"the release has no {kind}"}
         try:
             self.functions[kind](**arguments)
         except Exception as raised:  # noqa: BLE001  the release's answer, whatever it is
@@ -317,6 +321,9 @@ def open_host(request: Mapping[str, Any]) -> Host:
         "get_compute_capability": lambda _device: divmod(request["sm"], 10),
         "get_device_sm_count": lambda _device: request["multiprocessors"],
         "device_support_pdl": lambda _device: True,
+        # Says whether CuTe DSL, another backend, takes a call: it needs that to be installed, and
+        # nothing follows from it where trtllm-gen is asked for.
+        "_cute_dsl_incompatibility_reason": lambda *_, **__: "CuTe DSL is not asked",
     }
     # A module that imported such a function has a name of its own for it.
     for module in [each for name, each in sys.modules.items() if name.startswith("flashinfer")]:
@@ -374,23 +381,30 @@ def _attention() -> Part:
 def _experts() -> Part:
     import flashinfer.fused_moe as moe
 
-    functions = {name: getattr(moe, name) for name in set(FUNCTIONS.values())}
-    return functions, {name: getattr(moe, name) for name in ENUMS}
+    return _named(moe, MOE_FUNCTIONS), {name: getattr(moe, name) for name in ENUMS}
 
 
 def _products() -> Part:
     from flashinfer import gemm
 
-    return {name: getattr(gemm, name) for name in PRODUCTS.values()}, {}
+    return _named(gemm, GEMM_FUNCTIONS), {}
 
 
-Cell = tuple[Mapping[str, Any], Sequence[Mapping[str, int]]]
+def _named(module: object, names: Mapping[str, str]) -> dict[str, Callable[..., Any]]:
+    """Return those functions that the release has: older ones lack some."""
+    found = {name: getattr(module, name, None) for name in set(names.values())}
+    return {name: each for name, each in found.items() if each is not None}
 
 
-def answers_in_forks(host: Host, cells: Sequence[Cell]) -> Iterator[list[Answer]]:
+def answers_in_forks(host: Host, cells: Sequence[str]) -> Iterator[list[Answer]]:
     """Yield the answers to all cells, asked in forks: where one dies, the next goes on behind it.
 
     A host that divides by zero or follows a bad address in its selection ends its process.
+
+    Args:
+        host: the release.
+        cells: JSON of a kind of call and its calls, each. It is read where it is asked: a fork pays
+            for each object of the process that it touches.
     """
     done = 0
     gc.freeze()  # else a collection in each fork copies what is there already
@@ -399,25 +413,25 @@ def answers_in_forks(host: Host, cells: Sequence[Cell]) -> Iterator[list[Answer]
         process = os.fork()
         if process == 0:
             os.close(reader)
-            _answer_and_exit(host, cells[done:], writer)
+            _answer_and_exit(host, cells, done, writer)
         os.close(writer)
         with os.fdopen(reader, encoding="utf-8") as lines:
             for line in lines:
                 if isinstance(found := json.loads(line), str):
-                    message = f"asking about {cells[done][0]} failed: {found}"
+                    message = f"asking about {cells[done]} failed: {found}"
                     raise RuntimeError(message)  # ours, not the host's
                 yield found
                 done += 1
         _, status = os.waitpid(process, 0)
         if done < len(cells):
             if not os.WIFSIGNALED(status):
-                message = f"asking about {cells[done][0]} failed"  # ours, not the host's
+                message = f"asking about {cells[done]} failed"  # ours, not the host's
                 raise RuntimeError(message)
             yield [{"died": os.WTERMSIG(status)}]
             done += 1
 
 
-def _answer_and_exit(host: Host, cells: Sequence[Cell], writer: int) -> None:
+def _answer_and_exit(host: Host, cells: Sequence[str], first: int, writer: int) -> None:
     """Write a line of answers a cell, in a process that a fault may end. It never returns."""
     try:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -426,10 +440,11 @@ def _answer_and_exit(host: Host, cells: Sequence[Cell], writer: int) -> None:
             signal.signal(name, signal.SIG_DFL)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
         with os.fdopen(writer, "w", encoding="utf-8") as lines:
-            for cell in cells:
+            for place in range(first, len(cells)):
                 signal.alarm(CELL_SECONDS)
                 try:
-                    answers: object = [host.ask(cell[0], call) for call in cell[1]]
+                    feature, calls = json.loads(cells[place])
+                    answers: object = [host.ask(feature, call) for call in calls]
                 except Exception as error:  # noqa: BLE001  the parent raises it
                     answers = f"{type(error).__name__}: {error}"
                 lines.write(json.dumps(answers) + "\n")
@@ -439,12 +454,12 @@ def _answer_and_exit(host: Host, cells: Sequence[Cell], writer: int) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Answer a request: a file of JSON, into a file of a line a cell."""
-    request = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
-    host = open_host(request)
+    """Answer a request, of which each cell is a line of JSON, into a file of a line a cell."""
+    request, *cells = Path(arguments[0]).read_text(encoding="utf-8").splitlines()
+    host = open_host(json.loads(request))
     remember_failed_imports()
     with Path(arguments[1]).open("w", encoding="utf-8") as lines:
-        for each in answers_in_forks(host, request["cells"]):
+        for each in answers_in_forks(host, cells):
             lines.write(json.dumps(each) + "\n")
             lines.flush()
 

@@ -36,6 +36,8 @@ MOE_TYPES = {
     "nvfp4": "E2m1E2m1",
     "mxfp4": "MxE2m1Bfloat16",
     "mxfp8_mxfp4": "MxE2m1MxE4m3",
+    "w4a16": "MxInt4Bfloat16",
+    "w4a8": "MxE2m1E4m3",
 }
 """Types of weights and hidden states in the names of GEMMs, by the quantisation of the weights."""
 MOE_ACTIVATIONS = {

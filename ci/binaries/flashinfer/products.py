@@ -8,14 +8,8 @@ from typing import Any
 import torch
 
 from .experts import BLOCK, BYTES, EIGHT, MX_BLOCK, NV_BLOCK, WIDE, Make
+from .questions import GEMM_FUNCTIONS
 
-PRODUCTS: Mapping[str, str] = {
-    "nvfp4": "mm_fp4",
-    "mxfp8": "mm_mxfp8",
-    "fp8_block": "gemm_fp8_nt_groupwise",
-    "fp8_per_tensor": "mm_fp8",
-}
-"""FlashInfer's function by the quantisation of the weight."""
 SCALE_ROWS, SCALE_COLUMNS = 128, 4
 """Scales are stored in whole tiles of these."""
 OUTPUTS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -59,7 +53,7 @@ def gemm_arguments(
             "alpha": make(1, dtype=WIDE),
             "backend": "trtllm_low_latency",
         }
-    return PRODUCTS[quantisation], arguments
+    return GEMM_FUNCTIONS[quantisation], arguments
 
 
 def _whole(count: int, of: int) -> int:

@@ -6,7 +6,7 @@ more: on the batch, the lengths and the number of KV heads, so that each kind is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -39,11 +39,31 @@ HIDDEN = {
     "nvfp4": FOUR,
     "mxfp4": BRAIN,
     "mxfp8_mxfp4": "mxfp8",
+    "w4a16": BRAIN,
+    "w4a8": EIGHT,
 }
 """Dtypes of hidden states beside bfloat16, by the quantisations of a MoE's weights for which
 trtllm-gen has a function. bfloat16 stands for the dtype of the kernels: engines quantise before."""
-GEMM_FORMS = ("nvfp4", "mxfp8", "fp8_block", "fp8_per_tensor")
-"""Quantisations of a GEMM's weight for which trtllm-gen has a function."""
+MOE_FUNCTIONS: Mapping[str, str] = {
+    "none": "trtllm_bf16_moe",
+    "fp8_per_tensor": "trtllm_fp8_per_tensor_scale_moe",
+    "fp8_block": "trtllm_fp8_block_scale_moe",
+    "mxfp8": "trtllm_fp8_block_scale_moe",
+    "nvfp4": "trtllm_fp4_block_scale_moe",
+    "mxfp4": "trtllm_fp4_block_scale_moe",
+    "mxfp8_mxfp4": "trtllm_fp4_block_scale_moe",
+    "w4a16": "trtllm_mxint4_block_scale_moe",
+    "w4a8": "trtllm_fp4_block_scale_moe",
+}
+"""FlashInfer's function by the quantisation of the weights. W4A16 is MXINT4, and W4A8 is MXFP4 with
+hidden states in FP8 that have one scale."""
+GEMM_FUNCTIONS: Mapping[str, str] = {
+    "nvfp4": "mm_fp4",
+    "mxfp8": "mm_mxfp8",
+    "fp8_block": "gemm_fp8_nt_groupwise",
+    "fp8_per_tensor": "mm_fp8",
+}
+"""FlashInfer's function by the quantisation of a GEMM's weight, of those that trtllm-gen has."""
 GEMM_TOKENS = (1, 16, 128, 4096)
 GEMM_SIZES = ((4096, 6144), (7168, 2048), (2048, 4096), (14336, 4096))
 """Channels of a token that a GEMM takes, and that it gives."""
@@ -135,7 +155,7 @@ def can_be_asked(feature: Feature) -> bool:
         return (
             feature.backend == BACKEND
             and feature.q_dtype in (BRAIN, HALF)
-            and feature.quantisation in GEMM_FORMS
+            and feature.quantisation in GEMM_FUNCTIONS
         )
     if feature.operation == MOE:
         return (
@@ -207,7 +227,7 @@ def kinds(operation: str = "") -> Iterator[Feature]:
         yield from _moe_kinds()
         return
     if operation == GEMM:
-        for quantisation, dtype in product(GEMM_FORMS, (BRAIN, HALF)):
+        for quantisation, dtype in product(GEMM_FUNCTIONS, (BRAIN, HALF)):
             yield Feature(GEMM, BACKEND, q_dtype=dtype, quantisation=quantisation)
         return
     groups, tokens = (1, 2, 4, 5, 8, 12, 16, 32, 64), (1, 2, 4, 8, 16)

@@ -1,4 +1,4 @@
-"""FlashInfer's precompiled attention kernels: what became of them, and of the calls they serve."""
+"""FlashInfer's precompiled kernels: what became of them, and of the calls that they serve."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from ...binaries.flashinfer.changes import (
     list_changes,
 )
 from ...binaries.flashinfer.gemms import FAMILIES, Gemms, find_gemms
-from ...binaries.flashinfer.kernels import KernelList, find_kernels
+from ...binaries.flashinfer.kernels import ATTENTION, KernelList, find_kernels
 from ...binaries.flashinfer.listing import LISTED
-from ...binaries.flashinfer.questions import kinds
+from ...binaries.flashinfer.questions import GEMM, MOE, kinds
 from ...compile.generating import release_in
 from ...console.errors import MachineError, UsageRefusedError
 from ...releases.packages import BINARIES
@@ -45,7 +45,9 @@ from ..verdicts.findings import Finding, finding
 from .records import Comparison
 
 LIST = "trtllm-gen attention"
-"""What the list of precompiled kernels is called in findings."""
+"""What the list of precompiled attention kernels is called in findings."""
+CALLS = "kernels of calls"
+"""What is not tested where no call of attention can be asked."""
 CALLED: Mapping[str, str] = {
     DIES_NOW: "calls-die",
     RAISES_NOW: "calls-raise",
@@ -62,9 +64,10 @@ STALE = (REBUILT, OTHER)
 
 @dataclass(frozen=True)
 class Kernels:
-    """Both releases' kernels, and their answers to the calls of an engine.
+    """Both releases' kernels of one list, and their answers to the calls of an engine.
 
     Attributes:
+        title: what the list is called.
         lists: the lists by side.
         level: ``"selected"``, or ``"listed"`` where no call could be asked.
         answers: the answers by side; none where no call could be asked.
@@ -72,6 +75,7 @@ class Kernels:
         why: why calls could not be asked; empty where they were.
     """
 
+    title: str
     lists: Mapping[str, KernelList]
     level: str = LISTED
     answers: Mapping[str, Selected] | None = None
@@ -86,6 +90,20 @@ class Kernels:
             [each for each in self.answers[side].selections if each.sm == sm] for side in SIDES
         )
         return call_changes(before, after, self.lists[BASELINE], self.lists[CANDIDATE])
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What became, on a chip, of the kernels of a list and of the calls that launch them."""
+
+    lists: Sequence[BuildChange]
+    calls: Sequence[CallChange]
+
+    @classmethod
+    def of(cls, kernels: Kernels, sm: int) -> Changes:
+        """Compare both releases on a chip."""
+        both = kernels.lists[BASELINE], kernels.lists[CANDIDATE]
+        return cls(list_changes(*both, sm), kernels.calls(sm))
 
 
 def compare_precompiled(
@@ -110,29 +128,44 @@ def compare_precompiled(
     texts = [each.data or b"" for source in sources for each in source.files]
 
     def compare() -> dict[str, Any]:
-        kernels = _kernels(comparison, functions, [int(chip) for chip in chips], tell)
-        changes = {int(chip): kernels.calls(int(chip)) for chip in chips}
-        lists = {int(chip): list_changes(*_both(kernels), int(chip)) for chip in chips}
-        gemms, missing = _gemms(comparison, tell)
-        others = {
-            sm: {title: list_changes(*both, sm) for title, both in gemms.items()} for sm in changes
-        }
-        found = [
-            each
-            for sm in changes
-            for each in (
-                *_findings(kernels, sm, lists[sm], changes[sm], comparison),
-                *_of_gemms(sm, others[sm], _stale(sm, comparison), texts),
+        asked = [int(chip) for chip in chips]
+        lists = _lists(comparison, ATTENTION, tell)
+        attention = _kernels(comparison, LIST, lists, "", functions, asked, tell)
+        gemms, missing = _gemms(comparison, functions, asked, tell)
+        found: list[Finding] = []
+        records = []
+        for sm in asked:
+            stale = _stale(sm, comparison)
+            # Of attention any call may launch what was rebuilt only if none was asked. GEMMs are
+            # asked untuned, so that a tuned call may launch others than these.
+            attention_stale = stale if attention.level == LISTED else ""
+            own = Changes.of(attention, sm)
+            found += _findings(attention, sm, own, attention_stale, stale)
+            others = []
+            for family, kernels in gemms.items():
+                changes = Changes.of(kernels, sm)
+                said = stale if family.may_be_called(texts) else ""
+                found += _findings(kernels, sm, changes, said, stale)
+                others.append({"title": family.title, **_record(kernels, changes)})
+            artifacts = {side: attention.lists[side].artifact for side in SIDES}
+            records.append(
+                {
+                    "chip": sm,
+                    "artifacts": artifacts,
+                    "parameter_bytes": _parameter_bytes(attention),
+                    **_record(attention, own),
+                    "gemms": others,
+                }
             )
-        ]
         return {
-            "why": kernels.why,
+            "why": {
+                CALLS if each is attention else f"calls of {each.title}": each.why
+                for each in (attention, *gemms.values())
+                if each.why
+            },
             "missing": missing,
             "findings": [each.to_json() for each in found],
-            "kernels": [
-                {**_record(kernels, sm, lists[sm], changes[sm]), "gemms": _records(others[sm])}
-                for sm in changes
-            ],
+            "kernels": records,
         }
 
     question = {"kernels": chips, "functions": list(functions)}
@@ -140,9 +173,7 @@ def compare_precompiled(
         learned = journal.ask(question, compare)
     except (MachineError, UsageRefusedError) as error:
         return comparison.failing(f"--part {BINARIES}: {error.message}", error.exit_code)
-    if learned["why"]:
-        comparison = comparison.skipping({"kernels of calls": learned["why"]})
-    comparison = comparison.skipping(learned["missing"])
+    comparison = comparison.skipping({**learned["why"], **learned["missing"]})
     found = [Finding.from_json(each) for each in learned["findings"]]
     comparison = replace(comparison, kernels=learned["kernels"]).with_findings(found)
     return comparison.timed(BINARIES, started)
@@ -158,50 +189,19 @@ def _parameter_bytes(kernels: Kernels) -> dict[str, dict[str, int]]:
 
 
 def _gemms(
-    comparison: Comparison, tell: Tell
-) -> tuple[dict[str, tuple[KernelList, KernelList]], dict[str, str]]:
-    """Read both lists of GEMMs by title; of those that cannot be had, return why."""
-    found: dict[str, tuple[KernelList, KernelList]] = {}
+    comparison: Comparison, functions: Sequence[str], chips: Sequence[int], tell: Tell
+) -> tuple[dict[Gemms, Kernels], dict[str, str]]:
+    """Read both lists of GEMMs, and ask for their calls; of lists that cannot be had, say why."""
+    found: dict[Gemms, Kernels] = {}
     missing: dict[str, str] = {}
-    for family in FAMILIES:
-        both = _gemms_of(family, comparison, tell)
-        if isinstance(both, str):
-            missing[family.title] = both
-        else:
-            found[family.title] = both
+    for operation, family in zip((MOE, GEMM), FAMILIES, strict=True):
+        try:
+            lists = _lists(comparison, family, tell)
+        except (MachineError, UsageRefusedError) as error:
+            missing[family.title] = error.message
+            continue
+        found[family] = _kernels(comparison, family.title, lists, operation, functions, chips, tell)
     return found, missing
-
-
-def _gemms_of(
-    family: Gemms, comparison: Comparison, tell: Tell
-) -> tuple[KernelList, KernelList] | str:
-    """Read both lists of a family, or return why they cannot be had."""
-    folders = (comparison.releases[side].folder for side in SIDES)
-    try:
-        before, after = (
-            find_gemms(folder, release_in(folder).version, family, tell=tell) for folder in folders
-        )
-    except (MachineError, UsageRefusedError) as error:
-        return error.message
-    return before, after
-
-
-def _records(lists: Mapping[str, Sequence[BuildChange]]) -> list[dict[str, Any]]:
-    """Return what the report holds of a chip's GEMMs."""
-    return [
-        {"title": title, "builds": [each.to_json() for each in changes]}
-        for title, changes in lists.items()
-    ]
-
-
-def _of_gemms(
-    sm: int, lists: Mapping[str, Sequence[BuildChange]], stale: str, texts: Sequence[bytes]
-) -> Iterator[Finding]:
-    """Yield what became of the GEMMs that are listed for a chip: no call is asked for them."""
-    for family in FAMILIES:
-        if family.title in lists:
-            said = stale if family.may_be_called(texts) else ""
-            yield from _of_lists(family.title, sm, lists[family.title], said)
 
 
 def _stale(sm: int, comparison: Comparison) -> str:
@@ -209,58 +209,79 @@ def _stale(sm: int, comparison: Comparison) -> str:
     return f"what ran on {capability_name(sm)} with {before} is no evidence there: run it again"
 
 
-def _both(kernels: Kernels) -> tuple[KernelList, KernelList]:
-    return kernels.lists[BASELINE], kernels.lists[CANDIDATE]
-
-
-def _kernels(
-    comparison: Comparison, functions: Sequence[str], chips: Sequence[int], tell: Tell
-) -> Kernels:
-    """Read both lists, and ask both releases for the calls of some functions.
+def _lists(comparison: Comparison, family: Gemms | str, tell: Tell) -> dict[str, KernelList]:
+    """Read the lists of both sides: of a family of GEMMs, or of attention.
 
     Raises:
         MachineError, UsageRefusedError: a list cannot be had.
     """
-    folders = {side: comparison.releases[side].folder for side in SIDES}
-    lists = {
-        side: find_kernels(folder, release_in(folder).version, tell=tell)
-        for side, folder in folders.items()
-    }
-    wanted = [each for each in kinds() if function_of(each) in functions]
+    found = {}
+    for side in SIDES:
+        folder = comparison.releases[side].folder
+        version = release_in(folder).version
+        if isinstance(family, Gemms):
+            found[side] = find_gemms(folder, version, family, tell=tell)
+        else:
+            found[side] = find_kernels(folder, version, tell=tell)
+    return found
+
+
+def _kernels(
+    comparison: Comparison,
+    title: str,
+    lists: Mapping[str, KernelList],
+    operation: str,
+    functions: Sequence[str],
+    chips: Sequence[int],
+    tell: Tell,
+) -> Kernels:
+    """Ask both releases for those calls of an operation, or of attention, that functions take."""
+    wanted = [each for each in kinds(operation) if function_of(each) in functions]
     if not wanted:
-        return Kernels(lists, SELECTED)
+        return Kernels(title, lists, SELECTED)
     answers = {}
     try:
-        for side, folder in folders.items():
-            answers[side] = select(str(folder), wanted, chips, tell=tell)
+        for side in SIDES:
+            folder = str(comparison.releases[side].folder)
+            answers[side] = select(folder, wanted, chips, tell=tell)
             if answers[side].level == LISTED:
                 why = "there is no nvcc, with which the launcher of a release is built"
-                return Kernels(lists, why=why)
+                return Kernels(title, lists, why=why)
     except MachineError as error:
-        return Kernels(lists, why=error.message)
-    return Kernels(lists, SELECTED, answers, tuple(functions))
+        return Kernels(title, lists, why=error.message)
+    called = dict.fromkeys(map(function_of, wanted))
+    return Kernels(title, lists, SELECTED, answers, tuple(called))
 
 
 def function_of(feature: Feature) -> str:
     """Return the function of FlashInfer that is called for a kind of call."""
-    return LAUNCHERS[feature.operation, feature.phase]
+    form = feature.quantisation if feature.operation in (MOE, GEMM) else feature.phase
+    return LAUNCHERS[feature.operation, form]
 
 
 def _findings(
-    kernels: Kernels,
-    sm: int,
-    lists: Sequence[BuildChange],
-    calls: Sequence[CallChange],
-    comparison: Comparison,
+    kernels: Kernels, sm: int, changes: Changes, unasked: str, stale: str
 ) -> Iterator[Finding]:
-    name, stale = capability_name(sm), _stale(sm, comparison)
-    yield from _of_lists(LIST, sm, lists, stale if kernels.level == LISTED else "")
+    """Yield what became of a list, and of calls that launch from it, on a chip.
+
+    Args:
+        kernels: the list and the answers of both releases.
+        sm: the chip.
+        changes: what became of both.
+        unasked: what is no evidence any more where calls that were not asked may launch what was
+            rebuilt; else empty.
+        stale: what is no evidence any more where calls that were asked do.
+    """
+    name = capability_name(sm)
+    yield from _of_lists(kernels.title, sm, changes.lists, unasked)
     candidate = kernels.answers[CANDIDATE] if kernels.answers else None
     if candidate is not None and (misfits := candidate.misfits(sm)):
         told = misfit_text(candidate, sm)
-        yield finding("parameters-misfit", LIST, told, detail=name, chips=(sm,), count=len(misfits))
+        yield finding(
+            "parameters-misfit", kernels.title, told, detail=name, chips=(sm,), count=len(misfits)
+        )
     by_call: dict[tuple[str, str], list[CallChange]] = {}
-    for each in calls:
+    for each in changes.calls:
         if each.state in CALLED:
             key = (function_of(each.before.feature), each.state)
             by_call.setdefault(key, []).append(each)
@@ -353,19 +374,14 @@ def _launched(changed: Sequence[CallChange], side: str, state: str) -> int:
     return len({name for each in answers for name in each.kernels})
 
 
-def _record(
-    kernels: Kernels, sm: int, lists: Sequence[BuildChange], calls: Sequence[CallChange]
-) -> dict[str, Any]:
-    """Return what the report holds of a chip."""
+def _record(kernels: Kernels, changes: Changes) -> dict[str, Any]:
+    """Return what the report holds of a list for a chip, and of its calls."""
     by_function: dict[str, Counter[str]] = {each: Counter() for each in kernels.functions}
-    for each in calls:
+    for each in changes.calls:
         by_function[function_of(each.before.feature)][each.state] += 1
     return {
-        "chip": sm,
         "level": kernels.level,
-        "artifacts": {side: kernels.lists[side].artifact for side in SIDES},
-        "parameter_bytes": _parameter_bytes(kernels),
-        "builds": [each.to_json() for each in lists],
+        "builds": [each.to_json() for each in changes.lists],
         "calls": [
             {"function": function, **{state: counts[state] for state in CALL_STATES}}
             for function, counts in by_function.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -28,7 +28,7 @@ TONES = {KEPT: "rest", REBUILT: "rebuilt", GONE: "gone", NEW: "new"}
 
 
 class ChipKernels(NamedTuple):
-    """What became of the precompiled kernels for a chip.
+    """What became of one list of the precompiled kernels for a chip.
 
     ``told`` is a sentence, ``counts`` has class, state and number, ``calls`` a row by function.
     """
@@ -41,37 +41,51 @@ class ChipKernels(NamedTuple):
     calls: Sequence[Mapping[str, Any]]
 
 
-def kernels_of(chip: Mapping[str, Any]) -> ChipKernels:
-    """Return the picture of a chip's precompiled kernels, and the sentence that goes with it."""
+def kernels_of(chip: Mapping[str, Any]) -> Iterator[ChipKernels]:
+    """Yield the pictures of a chip's precompiled kernels, with the sentence that goes with each."""
+    for name, listed in _lists_of(chip):
+        counts = _counts(listed)
+        said = ", ".join(f"{count:,} {state}" for state, count in counts.items())
+        tones = [(TONES[state], counts[state]) for state in STATES]
+        yield ChipKernels(
+            name,
+            shares(f"Precompiled kernels for {name}", said, tones),
+            tuple((TONES[state], state, counts[state]) for state in STATES),
+            _meaning(name, listed),
+            listed["builds"],
+            [each for each in listed["calls"] if any(each[state] for state in CALL_STATES)],
+        )
+
+
+def meanings(chip: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what became of each list of a chip's kernels, and what it means for their callers."""
+    for name, listed in _lists_of(chip):
+        yield _meaning(name, listed)
+
+
+def _lists_of(chip: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield each list of a chip's kernels, attention's first, with what its kernels are for."""
     name = chip_name(chip["chip"])
-    counts = _counts(chip)
-    said = ", ".join(f"{count:,} {state}" for state, count in counts.items())
-    return ChipKernels(
-        name,
-        shares(f"Precompiled kernels for {name}", said, [(TONES[s], counts[s]) for s in STATES]),
-        tuple((TONES[state], state, counts[state]) for state in STATES),
-        meaning(chip),
-        chip["builds"],
-        [each for each in chip["calls"] if any(each[state] for state in CALL_STATES)],
-    )
+    yield name, chip
+    for each in chip.get("gemms", ()):
+        yield f"{name}, {each['title']}", {"calls": (), **each}
 
 
-def _counts(chip: Mapping[str, Any]) -> dict[str, int]:
-    return {state: sum(each[state] for each in chip["builds"]) for state in STATES}
+def _counts(listed: Mapping[str, Any]) -> dict[str, int]:
+    return {state: sum(each[state] for each in listed["builds"]) for state in STATES}
 
 
-def meaning(chip: Mapping[str, Any]) -> str:
-    """Return what became of a chip's kernels, and what it means for whoever calls them."""
-    name, counts = chip_name(chip["chip"]), _counts(chip)
+def _meaning(name: str, listed: Mapping[str, Any]) -> str:
+    counts = _counts(listed)
     before = counts[KEPT] + counts[REBUILT] + counts[GONE]
     if not before:
         return f"The baseline lists no kernel for {name}, so that nothing known of it is lost."
     if counts[KEPT] == before and not counts[NEW]:
         return f"All kernels for {name} are the same bits: what ran with the baseline still holds."
     kept = f"Of {before:,} kernels for {name}, {counts[KEPT]:,} are the same bits"
-    if not chip["calls"]:
+    if not listed["calls"]:
         return f"{kept}; runs with the baseline are evidence for these only."
-    total = Counter({s: sum(each[s] for each in chip["calls"]) for s in CALL_STATES})
+    total = Counter({s: sum(each[s] for each in listed["calls"]) for s in CALL_STATES})
     same, launched = total[SAME], total.total() - total[RUNS_NOW]
     failing = total[RAISES_NOW] + total[DIES_NOW]
     fail = f", and {failing:,} fail now" if failing else ""

@@ -21,7 +21,7 @@ from ..behaviour.published import counts_told
 from ..behaviour.speed import memory_sentences
 from ..surface.uses import CHANGES_FELT
 from ..verdicts.findings import ACTIONS, engines_in_words, spared, uses_in_words
-from .kernels import meaning
+from .kernels import meanings
 
 
 class Look(NamedTuple):
@@ -257,7 +257,8 @@ def _ran(report: Mapping[str, Any], *, whole: bool) -> Iterator[Line]:
     """Yield what ran on each machine, which sources were read, and what was not tested."""
     for machine in report["machines"]:
         yield from _machine(machine, whole=whole)
-    yield from (Line("kernels", meaning(each)) for each in report.get("kernels", ()))
+    for chip in report.get("kernels", ()):
+        yield from (Line("kernels", told) for told in meanings(chip))
     yield from (Line("engine", told) for told in engines_in_words(report))
     for name in report["policy"]["unused"]:
         yield Line("policy", f"nothing was found that accept {name!r} is about")

@@ -83,7 +83,7 @@ def to_page(report: Mapping[str, Any]) -> str:
             for each in report["machines"]
         ],
         call_states=CALL_STATES,
-        kernels=[kernels_of(each) for each in report.get("kernels", ())],
+        kernels=[each for chip in report.get("kernels", ()) for each in kernels_of(chip)],
         policy=policy,
     )
 

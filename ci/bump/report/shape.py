@@ -331,10 +331,12 @@ class BuildKernels(msgspec.Struct):
 
 
 class ListedKernels(msgspec.Struct):
-    """What became of a list of precompiled kernels for a chip, of which no call is asked."""
+    """What became of another list of precompiled kernels for a chip, and of its calls."""
 
     title: str
     builds: list[BuildKernels]
+    level: str = "listed"
+    calls: list[dict[str, str | int]] = []
 
 
 class ChipKernels(msgspec.Struct):

@@ -1,10 +1,11 @@
-"""The functions of FlashInfer that launch precompiled attention kernels, and what leads to them."""
+"""The functions of FlashInfer that launch precompiled kernels, and what else leads to these."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
 
+from ...binaries.flashinfer.questions import GEMM, GEMM_FUNCTIONS, MOE, MOE_FUNCTIONS
 from .engine_files import EngineFile
 
 DECODE = "decode.trtllm_batch_decode_with_kv_cache"
@@ -16,8 +17,16 @@ LAUNCHERS: Mapping[tuple[str, str], str] = {
     ("paged_attention", "prefill"): CONTEXT,
     ("ragged_attention", "prefill"): RAGGED,
     ("mla", "decode"): LATENT,
+    **{(MOE, form): f"fused_moe.{name}" for form, name in MOE_FUNCTIONS.items()},
+    **{(GEMM, form): f"gemm.{name}" for form, name in GEMM_FUNCTIONS.items()},
 }
-"""Functions by the operation and phase of the kinds of call that they take."""
+"""Functions by the operation and phase of the kinds of call that they take, or quantisation."""
+ROUTED = {
+    f"fused_moe.{name}": f"fused_moe.{name.removesuffix('moe')}routed_moe"
+    for name in MOE_FUNCTIONS.values()
+}
+"""Functions for experts that the caller has chosen, which launch the same GEMMs, by the function
+that chooses them."""
 WRAPPERS: Mapping[str, str] = {
     DECODE: "decode.BatchDecodeWithPagedKVCacheWrapper",
     CONTEXT: "prefill.BatchPrefillWithPagedKVCacheWrapper",
@@ -27,7 +36,7 @@ WRAPPERS: Mapping[str, str] = {
 
 def names_of(function: str) -> tuple[str, ...]:
     """Return the last parts of the names by which an engine may launch a function's kernels."""
-    leading = filter(None, (function, WRAPPERS.get(function)))
+    leading = filter(None, (function, WRAPPERS.get(function), ROUTED.get(function)))
     return tuple(each.rpartition(".")[2] for each in leading)
 
 
@@ -39,4 +48,5 @@ def functions_named(files: Iterable[EngineFile]) -> tuple[str, ...]:
         pattern = re.compile(rf"\b(?:{'|'.join(names_of(function))})\b".encode())
         return any(map(pattern.search, texts))
 
-    return tuple(each for each in LAUNCHERS.values() if not texts or named(each))
+    functions = dict.fromkeys(LAUNCHERS.values())
+    return tuple(each for each in functions if not texts or named(each))

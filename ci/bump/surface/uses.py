@@ -16,7 +16,7 @@ from .comparison import moved_positions, positional_names, renamed_parameters
 from .engine_files import FLASHINFER, EngineFile, read_engine
 from .engine_modules import UNKNOWN, Engine, string
 from .engine_names import ALL, CALL, COPY, IMPORT, NAME, NUMBER, TEXT, VALUE, Mention, Names
-from .launching import WRAPPERS, names_of
+from .launching import ROUTED, WRAPPERS, names_of
 
 MOST_PLACES = 5
 """Places that a finding names."""
@@ -214,6 +214,8 @@ def _any(found: Finding, names: Names) -> list[Mention]:
 def _launches(found: Finding, names: Names) -> list[Mention]:
     """Return the places that name a function that launches kernels, or a class that may do so."""
     felt = _any(found, names)
+    if routed := ROUTED.get(found.subject):
+        felt += [each for each in _mentions(names, routed) if each.name != ALL]
     wrapper = WRAPPERS.get(found.subject)
     for each in _mentions(names, wrapper) if wrapper else ():
         if each.name != ALL:

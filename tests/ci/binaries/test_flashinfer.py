@@ -29,7 +29,7 @@ from kernelproof.ci.binaries.flashinfer.asking import (
     plain_error,
 )
 from kernelproof.ci.binaries.flashinfer.building import DRIVER_SOURCE, Build, build_launcher
-from kernelproof.ci.binaries.flashinfer.experts import ENUMS, FUNCTIONS
+from kernelproof.ci.binaries.flashinfer.experts import ENUMS
 from kernelproof.ci.binaries.flashinfer.gemms import FAMILIES, find_gemms, read_gemms
 from kernelproof.ci.binaries.flashinfer.host import (
     Host,
@@ -47,10 +47,10 @@ from kernelproof.ci.binaries.flashinfer.kernels import (
     read_kernels,
 )
 from kernelproof.ci.binaries.flashinfer.listing import ABSENT, list_kernels
-from kernelproof.ci.binaries.flashinfer.products import PRODUCTS
 from kernelproof.ci.binaries.flashinfer.questions import (
-    GEMM_FORMS,
+    GEMM_FUNCTIONS,
     HIDDEN,
+    MOE_FUNCTIONS,
     calls_of,
     can_be_asked,
     kinds,
@@ -329,7 +329,7 @@ def test_a_host_that_dies_costs_the_kind_that_it_dies_of() -> None:
     feature = Feature(
         "ragged_attention", "trtllm-gen", phase="prefill", head_dim_qk=192, head_dim_vo=128
     ).to_json()
-    cells = [(feature, [call(kv_len=length)]) for length in (5, 7, 9)]
+    cells = [json.dumps((feature, [call(kv_len=length)])) for length in (5, 7, 9)]
     found = list(answers_in_forks(host, cells))
     assert [each[0].get("kernel", each[0]) for each in found] == [
         *("k", {"died": signal.SIGFPE}),
@@ -359,7 +359,7 @@ def test_what_our_own_host_cannot_ask_is_no_death_of_a_release() -> None:
         raise AssertionError(message)
 
     host = host_of(never, Recorder())
-    cells = [({"operation": "ragged_attention"}, [call()])]  # fields of a call are missing
+    cells = [json.dumps(({"operation": "ragged_attention"}, [call()]))]  # fields are missing
     with pytest.raises(RuntimeError, match=r"asking about .* failed"):
         list(answers_in_forks(host, cells))
     late = Selection(DECODE, 100, (), signal.SIGALRM)
@@ -389,7 +389,7 @@ MOE = Feature("moe", "trtllm-gen", quantisation="nvfp4")
 
 def test_kinds_of_moe_are_distinct_and_state_no_sizes() -> None:
     every = list(kinds("moe"))
-    assert len(every) == len(set(every)) == 576
+    assert len(every) == len(set(every)) == 720
     assert all(map(can_be_asked, every))
     assert {each.operation for each in every} == {"moe"}
     assert len(calls_of(MOE)) == 9
@@ -401,7 +401,7 @@ def test_kinds_of_moe_are_distinct_and_state_no_sizes() -> None:
     assert all("top 1," in str(each) for each in calls_of(replace(MOE, routing="llama4")))
     for other in (
         replace(MOE, backend="cutlass"),
-        replace(MOE, quantisation="w4a16"),
+        replace(MOE, quantisation="fp8_per_channel"),
         replace(MOE, activation="gelu_tanh"),
         replace(MOE, q_dtype="float16"),
     ):
@@ -430,6 +430,8 @@ EXPERTS = {  # first weight, its scales, hidden states, their scales
     "nvfp4": ((32, 512, 256), (32, 512, 32), (4, 256), (4, 32)),
     "mxfp4": ((32, 512, 256), (32, 512, 16), (4, 512), None),
     "mxfp8_mxfp4": ((32, 512, 256), (32, 512, 16), (4, 512), (4, 16)),
+    "w4a16": ((32, 512, 256), (32, 512, 16), (4, 512), None),
+    "w4a8": ((32, 512, 256), (32, 512, 16), (4, 512), None),
 }
 
 
@@ -441,7 +443,7 @@ def test_a_moe_is_called_with_the_tensors_of_its_quantisation(quantisation: str)
         given.update(arguments)
         recorder.entries += [{**LAUNCH, "launch": "first"}, {"reduction": "r"}, LAUNCH]
 
-    host = Host({FUNCTIONS[quantisation]: moe}, recorder, dict.fromkeys(ENUMS, Enums()))
+    host = Host({MOE_FUNCTIONS[quantisation]: moe}, recorder, dict.fromkeys(ENUMS, Enums()))
     feature = replace(MOE, quantisation=quantisation, activation="geglu", routing="deepseek_v3")
     (first,) = (answer := host.ask(feature.to_json(), SIZES)).pop("before")
     assert (first["kernel"], answer["kernel"], answer["reduces"]) == ("first", "k", False)
@@ -463,7 +465,7 @@ GEMM_TENSORS = {  # the input, the weight
 }
 
 
-@pytest.mark.parametrize("quantisation", GEMM_FORMS)
+@pytest.mark.parametrize("quantisation", GEMM_FUNCTIONS)
 def test_a_gemm_is_called_with_the_tensors_of_its_quantisation(quantisation: str) -> None:
     recorder, given = Recorder(), dict[str, Any]()
 
@@ -471,7 +473,7 @@ def test_a_gemm_is_called_with_the_tensors_of_its_quantisation(quantisation: str
         given.update(arguments)
         recorder.entries.append(LAUNCH)
 
-    host = Host({PRODUCTS[quantisation]: multiply}, recorder)
+    host = Host({GEMM_FUNCTIONS[quantisation]: multiply}, recorder)
     feature = Feature("gemm", "trtllm-gen", quantisation=quantisation)
     sizes = {"tokens": 4, "hidden_size": 512, "intermediate_size": 384}
     assert host.ask(feature.to_json(), sizes)["kernel"] == "k"
@@ -505,10 +507,12 @@ def test_a_launcher_may_be_given_tensors_as_a_gpus() -> None:
     assert str(there.device) == "cpu"
 
 
-def test_what_an_enum_of_a_release_lacks_is_its_answer() -> None:
+def test_what_a_release_lacks_is_its_answer() -> None:
     host = Host({}, Recorder(), dict.fromkeys(ENUMS, Enums("MiniMax2")))
     found = host.ask(replace(MOE, routing="minimax2").to_json(), SIZES)
     assert found == {"error": "RoutingMethodType has no MiniMax2"}
+    found = host.ask(replace(MOE, quantisation="w4a16").to_json(), SIZES)
+    assert found == {"error": "the release has no trtllm_mxint4_block_scale_moe"}
 
 
 def test_a_kernel_of_another_chip_is_no_launch() -> None:

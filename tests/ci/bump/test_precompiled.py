@@ -34,11 +34,17 @@ KINDS = tuple(
     Feature("paged_attention", "trtllm-gen", kv_layout="HND", group_size=group)
     for group in (1, 2, 4, 8, 16)
 )
+GEMM_KINDS = tuple(
+    Feature("moe", "trtllm-gen", quantisation="nvfp4", activation=activation)
+    for activation in ("swiglu", "relu2")
+)
 LAUNCHES = {
     OLD: ("kept", "rebuilt", "gone", "kept", ""),
     NEW: ("kept", "rebuilt", "new", "", "kept"),
 }
 """What each kind launches with each release; an empty name is an error."""
+GEMMS = {"swiglu": ("bmm_sm103a", "bmm_sm100f"), "relu2": ("bmm_sm100f", "bmm_sm100f")}
+"""The two GEMMs that a kind of MoE launches with both releases."""
 ERROR = "RuntimeError: Missing kernel"
 PASSED = 1152
 """Bytes of parameters that both hosts pass."""
@@ -75,6 +81,15 @@ def selection(feature: Feature, sm: int, name: str, signal: int = 0) -> Selectio
         return Selection(feature, sm, (), signal)
     answers = [
         Answer(call, name, (1, 1, 1)) if name else Answer(call, error=ERROR)
+        for call in calls_of(feature)
+    ]
+    return Selection(feature, sm, tuple(answers))
+
+
+def multiplied(feature: Feature, sm: int) -> Selection:
+    first, second = GEMMS[feature.activation]
+    answers = [
+        Answer(call, second, (1, 1, 1), before=(Answer(call, first, (1, 1, 1)),))
         for call in calls_of(feature)
     ]
     return Selection(feature, sm, tuple(answers))
@@ -144,6 +159,10 @@ def gemms(_: Path, version: str, family: Gemms, **__: object) -> KernelList:
     if family.artifact != "TRTLLM_GEN_BMM":
         message = "no wheel has them"
         raise KernelListError(message)
+    return moe_gemms(version)
+
+
+def moe_gemms(version: str) -> KernelList:
     digest = {OLD: "ab", NEW: "cd"}[version]
     return listed(kernel("bmm_sm103a", "103a", digest), kernel("bmm_sm100f", "100f"))
 
@@ -170,6 +189,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     ) -> Selected:
         version = FOLDERS[Path(given).name]
         found.append((version, list(features), list(chips)))
+        if features[0].operation == "moe":
+            answers = [multiplied(feature, sm) for sm in chips for feature in features]
+            return Selected(version, SELECTED, moe_gemms(version), tuple(answers))
         answers = [
             selection(feature, sm, name)
             for sm in chips
@@ -177,7 +199,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         ]
         return Selected(version, SELECTED, LISTS[version], tuple(answers), PASSED)
 
-    monkeypatch.setattr(precompiled, "kinds", lambda: iter(KINDS))
+    kinds = {"": KINDS, "moe": GEMM_KINDS}
+    monkeypatch.setattr(precompiled, "kinds", lambda operation: kinds.get(operation, ()))
     monkeypatch.setattr(precompiled, "find_kernels", lambda _, version, **__: LISTS[version])
     monkeypatch.setattr(precompiled, "select", select)
     monkeypatch.setattr(precompiled, "find_gemms", gemms)
@@ -210,7 +233,7 @@ def test_a_host_that_passes_another_struct_blocks(
     monkeypatch.setattr(
         KernelList,
         "parameter_bytes",
-        property(lambda self: sizes[next(of for of, each in LISTS.items() if each is self)]),
+        property(lambda self: next((sizes[of] for of in LISTS if LISTS[of] is self), {})),
     )
     _, report = bump()
     misfits = [each for each in report["findings"] if each["change"] == "parameters-misfit"]
@@ -235,7 +258,7 @@ def test_a_comparison_says_of_each_chip_what_became_of_kernels_and_calls(
         "SM90": "bump",
         "SM103": "do not bump",
     }
-    found = {each["change"]: each for each in report["findings"]}
+    found = {each["change"]: each for each in report["findings"] if "fused_moe" not in each["id"]}
     assert {change: (each["action"], each["count"]) for change, each in found.items()} == {
         "calls-raise": ("block", 1),
         "calls-rebuilt": ("condition", 1),
@@ -254,7 +277,9 @@ def test_a_comparison_says_of_each_chip_what_became_of_kernels_and_calls(
     assert found["calls-rebuilt"]["rule"] == (
         "what ran on SM103 with old is no evidence there: run it again"
     )
-    assert [version for version, *_ in asked] == [OLD, NEW]
+    assert [(version, each[0].operation) for version, each, _ in asked] == [
+        *((OLD, "paged_attention"), (NEW, "paged_attention"), (OLD, "moe"), (NEW, "moe")),
+    ]
     assert asked[0][2] == [103]
     (chip,) = report["kernels"]
     assert chip["calls"][0] == {
@@ -271,6 +296,14 @@ def test_a_comparison_says_of_each_chip_what_became_of_kernels_and_calls(
     assert [(each["build"], each["kept"], each["rebuilt"]) for each in moe["builds"]] == [
         *(("100f", 1, 0), ("103a", 0, 1)),
     ]
+    # One of its two GEMMs was rebuilt, the first.
+    (four,) = moe["calls"]
+    assert (four["function"], four["rebuilt"], four["same kernel"]) == (
+        *("fused_moe.trtllm_fp4_block_scale_moe", 1),
+        1,
+    )
+    assert any("nvfp4" in each["message"] and "bmm_sm103a" in each["message"]
+               for each in report["findings"] if each["change"] == "calls-rebuilt")  # fmt: skip
     left_out = {each["what"]: each["why"] for each in report["machines"][0]["not_tested"]}
     assert left_out["trtllm-gen GEMMs"] == "no wheel has them"
     told = (
@@ -323,7 +356,9 @@ def test_a_class_may_lead_to_the_kernels_whatever_its_backend_is() -> None:
     assert functions_named([wrapper]) == (CONTEXT,)
     latent = source("flashinfer.mla.trtllm_batch_decode_with_kv_cache_mla(q)")
     assert functions_named([latent, wrapper]) == (CONTEXT, LATENT)
-    assert len(functions_named([])) == 4
+    routed = source("fused_moe.trtllm_fp4_block_scale_routed_moe(ids, x)")
+    assert functions_named([routed]) == ("fused_moe.trtllm_fp4_block_scale_moe",)
+    assert len(functions_named([])) == 4 + 5 + 4
 
 
 @pytest.mark.usefixtures("here")
