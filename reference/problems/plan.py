@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +16,8 @@ DECODE, FA2, FA3, MLA = FAMILIES = ("decode", "fa2", "fa3", "mla")
 """Families of kernels that have a plan function of their own."""
 LARGEST: Final = 1 << 20
 """Most tokens of a batch: a law follows each row."""
+LEAST_KEYS: Final = 128
+"""Keys of the shortest part of a request of decode, in whole pages."""
 MOST: Final = 1024
 """Largest number of heads, channels, multiprocessors and the like."""
 
@@ -110,9 +113,28 @@ class PlanProblem(BaseProblem):
 
     @property
     def crowded(self) -> bool:
-        """Whether there may be more parts of 128 keys, one of an empty request, than blocks."""
+        """Whether parts of keys, of the least size for which there are blocks, leave too few.
+
+        Too few blocks for requests without keys, that is: one for each is missing. Where there is
+        no block more than there are requests, keys are not split.
+        """
         slots = self.multiprocessors * self.blocks // self.num_kv_heads
-        return sum(max(1, -(-keys // 128)) for keys in self.kv_lens) > slots
+        if len(self.kv_lens) * self.num_kv_heads >= self.multiprocessors * self.blocks:
+            return False
+
+        def parts(size: int) -> int:
+            return sum(-(-pages // size) for pages in self.pages)
+
+        least = max(LEAST_KEYS // self.page_size, 1)
+        sizes = range(least, max(least, *self.pages))
+        size = least + bisect_left(sizes, True, key=lambda size: parts(size) <= slots)
+        return parts(size) + self.pages.count(0) > slots
+
+    @property
+    def crowded_on_a_larger_chip(self) -> bool:
+        """Whether it is crowded where there are twice as many multiprocessors."""
+        larger = min(2 * self.multiprocessors, MOST)
+        return replace(self, multiprocessors=larger).crowded
 
     @property
     def beyond_window(self) -> bool:
@@ -162,9 +184,13 @@ class PlanProblem(BaseProblem):
 
     @property
     def promised_rows(self) -> int:
-        """Query rows that each request promises to have in every plan of the graph; 0: none."""
+        """Query rows that each request promises to have in every plan of the graph; 0: none.
+
+        Only plans of FA2 take such a promise, in releases behind 0.6.13 (``uniform_q_len``). Of
+        0.6.13, whose plans hold for any rows of requests, batches with the same ones are asked.
+        """
         uniform = self.graph and not self.spare_rows and len(set(self.query_lens)) == 1
-        return self.query_lens[0] if uniform else 0
+        return self.query_lens[0] if uniform and self.family == FA2 else 0
 
     def visible(self, request: int, first: int, last: int) -> tuple[int, int]:
         """Return the range of the keys that the packed rows from first to last see together."""

@@ -9,13 +9,11 @@ from collections.abc import Sequence
 
 import torch
 
-from ..problems.plan import DECODE, FA2, FA3, MLA, PlanProblem
+from ..problems.plan import DECODE, FA2, FA3, LEAST_KEYS, MLA, PlanProblem
 from .plan import FLOAT_BYTES, LAYOUTS, MLA_TILE, TILE, WIDE_TILE, PlanInputs
 
 FA2_TILE = 64
 """Packed rows of a block of FA2."""
-LEAST_KEYS = 128
-"""Keys of the shortest part of a request, in whole pages."""
 MLA_ROOM, MLA_PARTIALS = 24_000, 1 << 17
 """Works and partial results of MLA for which there is room, whatever the batch."""
 

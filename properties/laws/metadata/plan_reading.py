@@ -18,8 +18,9 @@ from ....reference.problems.plan import DECODE, FA2, FA3, MLA
 from ....reference.tensors.plan import INT_BYTES, LAYOUTS, MLA_TILE, TILE, WIDE_TILE
 
 ALL_HEADS = -1
-INT, FLOAT, HALF = 4, 4, 2
-"""Bytes of an index, of a partial result, and of one of MLA."""
+INT, SUM, PARTIAL = 4, 4, 2
+"""Bytes of an index, of a sum of partial results, and of their values: kernels write and read those
+in the dtype of the output, which has 16 bits, though plans of decode and FA2 reserve 4 bytes."""
 MOST_BLOCKS = INT_BYTES // INT + 1
 """Blocks that are followed: one index of each no longer fits; a wrong plan may name billions."""
 
@@ -145,7 +146,7 @@ def _decode(reader: Reader) -> Plan:
             for head in range(group):
                 places = range(starts[request], _end(starts, request))
                 merges[request * group + head] = tuple(each * group + head for each in places)
-        floats = _partials(reader, blocks * problem.num_qo_heads, FLOAT, "v", "s")
+        floats = _partials(reader, blocks * problem.num_qo_heads, "v", "s")
     return _plan(reader, floats, items, merges, len(merges) if split else -1, stray)
 
 
@@ -202,7 +203,7 @@ def _fa2(reader: Reader) -> Plan:
             count = reader.ints("total_num_rows", 1, at="total_num_rows_at")[0]
         visited = count * group
         most = max((_last(each, group) for each in items), default=-1) // group + 1
-        floats = _partials(reader, most * problem.num_qo_heads, FLOAT, "v", "s")
+        floats = _partials(reader, most * problem.num_qo_heads, "v", "s")
     return _plan(reader, floats, items, merges, visited, stray)
 
 
@@ -303,15 +304,15 @@ def _mla(reader: Reader) -> Plan:
             )
             merges[start + local] = (*merges.get(start + local, ()), *places[:MOST_MERGED])
     most = max((_last(each, heads) for each in items), default=-1) + 1
-    floats = _partials(reader, most, HALF, "partial_o", "partial_lse")
+    floats = _partials(reader, most, "partial_o", "partial_lse")
     return _plan(reader, floats, items, merges, -1, stray)
 
 
-def _partials(reader: Reader, rows: int, width: int, values: str, sums: str) -> list[Extent]:
+def _partials(reader: Reader, rows: int, values: str, sums: str) -> list[Extent]:
     """Return the parts of the workspace of floats that partial results of these rows use."""
     v, s = reader.info[values], reader.info[sums]
-    wide = rows * reader.problem.head_dim * width
-    return [Extent(values, v, v + wide), Extent(sums, s, s + rows * FLOAT)]
+    wide = rows * reader.problem.head_dim * PARTIAL
+    return [Extent(values, v, v + wide), Extent(sums, s, s + rows * SUM)]
 
 
 def _plan(

@@ -162,7 +162,11 @@ def test_a_problem_that_has_no_plan_is_refused(change: dict[str, Any], field: st
 def test_what_predicates_speak_of() -> None:
     assert DECODES.empty_requests
     assert DECODES.crowded  # 8 + 1 parts at most, of 5 blocks
-    assert not replace(DECODES, multiprocessors=72).crowded
+    assert not replace(DECODES, multiprocessors=72).crowded  # 8 + 1 parts, of 9 blocks
+    assert not replace(DECODES, multiprocessors=40, kv_lens=(128, 0)).crowded
+    grown = replace(DECODES, query_lens=(1, 1, 1), kv_lens=(384, 384, 0), multiprocessors=24)
+    assert (grown.crowded, grown.crowded_on_a_larger_chip) == (False, True)
+    assert not replace(grown, multiprocessors=48, blocks=8).crowded_on_a_larger_chip
     assert PlanProblem(FA2, (9,), (40,), window_left=23).beyond_window
     assert not PlanProblem(FA2, (9,), (40,), window_left=24).beyond_window
     assert not PlanProblem(FA2, (9,), (40,)).beyond_window
