@@ -302,7 +302,10 @@ def _features(asked: Mapping[str, Any]) -> list[Feature]:
     except ValueError as error:
         raise UsageRefusedError(str(error)) from error
     if not can_be_asked(feature):
-        message = f"--binaries cannot ask for {feature}: it asks {BACKEND} attention, MoE and GEMMs"
+        message = (
+            f"--binaries cannot ask for {feature}: it asks {BACKEND} attention, MoE and GEMMs; "
+            "kernels of CUTLASS are in no list, as nvcc makes them of templates on the machine"
+        )
         raise UsageRefusedError(message)
     return [feature]
 

@@ -127,7 +127,7 @@ class PlanProblem(BaseProblem):
 
         least = max(LEAST_KEYS // self.page_size, 1)
         sizes = range(least, max(least, *self.pages))
-        size = least + bisect_left(sizes, True, key=lambda size: parts(size) <= slots)
+        size = least + bisect_left(sizes, -slots, key=lambda size: -parts(size))
         return parts(size) + self.pages.count(0) > slots
 
     @property

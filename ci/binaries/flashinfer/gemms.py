@@ -1,7 +1,4 @@
-"""The lists of precompiled GEMMs of a FlashInfer release, of its MoE and its FP4 and FP8 calls.
-
-They are read only: which of them a call launches, nobody is asked.
-"""
+"""The lists of precompiled GEMMs of a FlashInfer release, of its MoE and its FP4 and FP8 calls."""
 
 from __future__ import annotations
 
