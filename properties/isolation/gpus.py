@@ -12,8 +12,6 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 PROCESSES_A_GPU = 12
 """Processes that share a GPU, where memory and cores allow. On an H200 with 16 cores each keeps a
 core busy: of one check, 14 judged 1.32 times as many problems as 8. The others draw and build."""
-PROCESSES_SHARING = 15
-"""The same where they share it by MPS, and so do not wait for one another."""
 GPU_MEMORY, HOST_MEMORY = 8 << 10, 4 << 10
 """MiB that a process may need with its isolated worker: workspaces, caches and the oracle's float64
 there (seven of a gate held 49 GiB of an H100 at most; one with less room waits for it);
@@ -67,19 +65,13 @@ def free_host_memory() -> int | None:
     return None
 
 
-def processes_for(devices: Sequence[str], cores: int, *, sharing: bool = False) -> int:
+def processes_for(devices: Sequence[str], cores: int) -> int:
     """Count the processes for some devices, the same for each: by memory and cores; 0 for none.
 
     Small problems leave a GPU idle, and compiling is the processor's work: a few processes share
     one, as long as there is memory for them.
-
-    Args:
-        devices: the devices.
-        cores: processor cores that the processes have.
-        sharing: whether they use a device at one time, not in turns.
     """
-    usual = PROCESSES_SHARING if sharing else PROCESSES_A_GPU
-    each = min([usual, *(free // GPU_MEMORY for free in free_memory(devices))])
+    each = min([PROCESSES_A_GPU, *(free // GPU_MEMORY for free in free_memory(devices))])
     most = [max(each, 1) * len(devices), cores]
     host = free_host_memory()
     if host is not None:

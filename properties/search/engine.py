@@ -93,15 +93,10 @@ FIRST_SECONDS = 5.0
 """Seconds that all laws have for them: of a slow kernel, parity's own problems find most."""
 
 
-def usual_jobs(device: str, *, sharing: bool = False) -> int:
-    """Return the number of workers of a run on this machine, where none is asked for.
-
-    Args:
-        device: ``"cpu"`` or ``"cuda"``.
-        sharing: whether they share a GPU by MPS.
-    """
+def usual_jobs(device: str) -> int:
+    """Return the number of workers of a run on this machine, where none is asked for."""
     if device == "cuda":
-        return max(1, processes_for(visible_devices()[:1], cores(), sharing=sharing))
+        return max(1, processes_for(visible_devices()[:1], cores()))
     return max(1, min(cores(), 8))
 
 
@@ -239,8 +234,7 @@ class Run:
         self._without_room: list[tuple[Prepared, LawReport]] = []
         self._below_floor: list[tuple[Prepared, LawReport]] = []
         count = sum(name not in self._kept.whole for name in plan.implementations)
-        may_share = plan.mps and not (plan.sanitizer or plan.distrust)
-        self._jobs = plan.jobs or usual_jobs(plan.device, sharing=may_share)
+        self._jobs = plan.jobs or usual_jobs(plan.device)
         self._builder = Builder(count, claimed)
         modules = ModulePlan(
             count,
@@ -267,7 +261,7 @@ class Run:
         # Each worker costs seconds to start: none more than there are laws to run.
         size = min(self._jobs, count * len(plan.laws) or self._jobs)
         # A tool and a process that judges have one process of a GPU in mind.
-        self._sharing = size if may_share else 0
+        self._sharing = 0 if plan.sanitizer or plan.distrust or not plan.mps else size
         self._gpu = share_gpu(plan.device, self._sharing)
         self._pool = open_pool(
             plan.device,

@@ -11,7 +11,6 @@ import pytest
 from kernelproof.fixtures import LEDGER
 from kernelproof.impl import Target
 from kernelproof.properties.findings.ledger import Entry, load_ledger
-from kernelproof.properties.isolation import gpus
 from kernelproof.properties.isolation.mps import NOT_SHARED
 from kernelproof.properties.isolation.outcome import Outcome
 from kernelproof.properties.laws import find_law
@@ -108,9 +107,3 @@ def test_a_gate_on_a_gpu_ends_slow_laws_sooner() -> None:
         )
     ]
     assert seconds == pytest.approx([150.0, 60.0, 600.0])
-
-
-def test_more_processes_share_a_gpu_than_have_it_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "free_memory", lambda _: [139 << 10])
-    monkeypatch.setattr(gpus, "free_host_memory", lambda: None)
-    assert gpus.processes_for(["0"], 16) < gpus.processes_for(["0"], 16, sharing=True) < 16
