@@ -58,7 +58,7 @@ SHIPPED = {
     "flashinfer-prefill-fa3": "flashinfer.paged:prefill_fa3",
     "flashinfer-mixed-fa2": "flashinfer.paged:mixed",
     "flashinfer-batch-attention": "flashinfer.paged:batch_attention",
-    "flashinfer-nvfp4-dequantize-sdpa": "flashinfer.paged:dequantised",
+    "flashinfer-nvfp4-dequantize": "flashinfer.paged:dequantised",
     "flashinfer-attention-sink-fa2": "flashinfer.paged:attention_sink",
     "flashinfer-ragged-fa2": "flashinfer.ragged:ragged_fa2",
     "flashinfer-ragged-fa3": "flashinfer.ragged:ragged_fa3",

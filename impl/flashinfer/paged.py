@@ -331,7 +331,7 @@ def _reads_nvfp4(problem: AttentionProblem, target: Target) -> Refusal | str | b
 
 @implementation(
     "paged_attention",
-    name="flashinfer-nvfp4-dequantize-sdpa",
+    name="flashinfer-nvfp4-dequantize",
     provider=FLASHINFER,
     supports=_reads_nvfp4,
     features=("nvfp4_kv",),

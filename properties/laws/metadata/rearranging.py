@@ -28,14 +28,14 @@ def answered(
     Raises:
         Stop: it is no tensor of the inputs' dtype.
     """
-    inputs = subject.materialise(problem) if inputs is None else inputs
-    result: Any = subject.call(problem, inputs)
+    record: RearrangeInputs = subject.materialise(problem) if inputs is None else inputs
+    result: Any = subject.call(problem, record)
     found = subject.read(lambda given: given if isinstance(given, torch.Tensor) else None, result)
     if found is None:
         raise Stop(fail("shape", f"returned {type(result).__name__}, not a tensor"))
     found = subject.usable("out", found)
-    if found.dtype != inputs.x.dtype:
-        raise Stop(fail("dtype", f"out is {found.dtype}, not {inputs.x.dtype}"))
+    if found.dtype != record.x.dtype:
+        raise Stop(fail("dtype", f"out is {found.dtype}, not {record.x.dtype}"))
     return _bits(found).clone()
 
 

@@ -250,7 +250,7 @@ def test_a_cache_in_nvfp4_is_read_by_flashinfer(
     monkeypatch.setattr(theirs, "nvfp4_kv_dequantize", dequantised)
     problem = replace(PAGED, kv_cache="nvfp4", kv_layout=layout, k_scale=2.0)
     inputs: Any = materialise(problem)
-    out, lse = find_implementation("flashinfer-nvfp4-dequantize-sdpa")(inputs)
+    out, lse = find_implementation("flashinfer-nvfp4-dequantize")(inputs)
     assert lse is None
     expected = oracle.attention(inputs).out
     assert (out.double() - expected.double()).abs().max() < 0.05 * expected.abs().max()
