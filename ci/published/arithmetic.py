@@ -35,6 +35,8 @@ FUNCTION_ERROR = 2.0**-21
 SINE_ERROR, SINE_SLOPE = 2.0**-20.5, 2.0**-23
 """Absolute error of sin.approx and cos.approx, by the PTX manual: 2^-20.5 to 2 pi, and 2^-14.7 at
 100 pi, which is that share of the angle."""
+LOG_ERROR = 2.0**-21.41 + 2.0**-24
+"""Absolute error of __logf between 0.5 and 2, by the CUDA guide, and of the sum 1 + e before it."""
 TANH_ERROR = 2.0**-10.5
 """Relative error of tanh.approx, by the PTX manual."""
 FP8_SUM_ERROR = 2.0**-13
@@ -48,6 +50,8 @@ SCANS = frozenset({"cumsum", "cumprod", "logcumsumexp"})
 SOFTMAX = frozenset({"_softmax", "_log_softmax", "logsumexp", "exp", "exp2"})
 TANH = frozenset({"tanh", "gelu"})
 SINES = frozenset({"sin", "cos"})
+LOGS = frozenset({"log", "softplus", "log_sigmoid_forward"})
+"""Functions that kernels take by way of a logarithm near 1: softplus is __logf(1 + __expf(x))."""
 FUNCTIONS = SOFTMAX | {
     *("log", "log2", "log1p", "expm1", "sin", "cos", "rsqrt", "sqrt", "sigmoid", "silu"),
     *("softplus", "pow", "reciprocal", "div", "log_sigmoid_forward"),
@@ -347,6 +351,8 @@ class Wide(TorchDispatchMode):
                 result.mul_(1 + self._lean * TANH_ERROR)
             elif name in FUNCTIONS:
                 result.mul_(1 + self._lean * FUNCTION_ERROR)
+                if name in LOGS:
+                    result.add_(self._lean * LOG_ERROR)
             return
         if name in SUMMED and not func._schema.is_mutable:  # noqa: SLF001
             self._disturb_sum(func, name, args, named, result)

@@ -100,6 +100,12 @@ KNOWN = (
         like="shape: 0:",
     ),
     Known(
+        re.compile("gated_delta_rule_decode_pretranspose:gdn_decode"),
+        ("inputs",),
+        "its words have the state updated in place, and its template an output of its own",
+        like="it changes its input state",
+    ),
+    Known(
         re.compile("mono_moe"),
         ("parity",),
         "its reference has the second half of the first weights as gate; the template's text and"

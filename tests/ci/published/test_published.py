@@ -191,6 +191,14 @@ def test_infinities_have_a_sign_and_formats_are_not_coarser() -> None:
     assert compare(places, places.honest + 0.9) is not None
 
 
+def test_a_logarithm_near_1_has_an_absolute_error() -> None:
+    x = drawn(8, 64).float() * 0.5 - 4
+    (expected,) = ask(lambda x: torch.nn.functional.softplus(x) * 8, {"x": x}).outputs
+    exact = expected.exact
+    assert compare(expected, (exact + 8 * 2.0**-21.5).float()) is None
+    assert compare(expected, (exact + 8 * 2.0**-19).float()) is not None
+
+
 def test_partial_sums_may_be_in_16_bits_where_that_is_known() -> None:
     states = drawn(17, 3, 64)
     honest = ask(mean, {"states": states}).outputs[0]
