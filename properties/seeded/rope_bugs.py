@@ -250,6 +250,17 @@ def values_cut_off(inputs: RopeAppendInputs) -> torch.Tensor:
 
 
 @seeded(BUGS, ROPE, PARITY)
+def zeros_without_a_sign(inputs: RopeAppendInputs) -> torch.Tensor:
+    """Store 0 for what is rounded to -0."""
+
+    def store(x: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:
+        found = stored(x, dtype, scale)
+        return unordered(ordered(found).where(ordered(found) != -1, 0), dtype)
+
+    return call(inputs, store=store)
+
+
+@seeded(BUGS, ROPE, PARITY)
 def does_not_saturate(inputs: RopeAppendInputs) -> torch.Tensor:
     """Make NaN of what is too large for FP8."""
 
@@ -412,6 +423,19 @@ def rope_row_in_int32(inputs: RopeAppendInputs) -> torch.Tensor:
 def honest_rope(inputs: RopeAppendInputs) -> torch.Tensor:
     """Turn, quantise and append as the definition says, in float32."""
     return call(inputs)
+
+
+@seeded(CONTROLS, ROPE, control="honest")
+def rope_with_zeros_of_its_own_sign(inputs: RopeAppendInputs) -> torch.Tensor:
+    """Negate what is turned as 0 - x, by which the sum of two zeros may have another sign."""
+
+    def turn(record: RopeAppendInputs, x: torch.Tensor) -> torch.Tensor:
+        positive = torch.where(x == 0, torch.zeros_like(x), x)
+        found = turned(record, positive)
+        found[..., record.plain] = x.float()[..., record.plain]
+        return found
+
+    return call(inputs, turn=turn)
 
 
 @seeded(CONTROLS, ROPE, control="honest", arithmetic=Arithmetic(quotients="reciprocal"))

@@ -9,6 +9,7 @@ says how far float32 may be off before it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -88,7 +89,9 @@ def rope_and_append(
     k_cache, v_cache = paged_kv_cache
     _check((q, k, v), cos_sin, positions, slots, paged_kv_cache, kv_layout)
     turned = [
-        rope_bounds(x, cos_sin, positions, interleaved=interleaved, last=v is None)[0]
+        _turned(
+            x, cos_sin, positions, lambda a, b: (a + b,), interleaved=interleaved, last=v is None
+        )[0]
         for x in (q, k)
     ]
     by_slot = k_cache if kv_layout == "NHD" else k_cache.transpose(1, 2)
@@ -155,6 +158,7 @@ def rope_bounds(
 
     A turned number is a sum of two products: three roundings of float32, or two where a product is
     fused. Where float32 holds both products and their sum, as at position 0, there is no error.
+    Where both products are zeros, the sign of their sum is open.
 
     Args:
         x: [tokens, heads, channels].
@@ -163,8 +167,23 @@ def rope_bounds(
         arithmetic: its ``intermediate``: the format of what is quantised.
     """
     arithmetic = checked_arithmetic(arithmetic)
+    low, high = _turned(x, cos_sin, positions, _sum_of, interleaved=interleaved, last=last)
+    if arithmetic.rounded("intermediate", x.dtype):
+        low, high = (round_to_dtype(each, x.dtype).double() for each in (low, high))
+    return low, high
+
+
+def _turned(
+    x: torch.Tensor,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    combine: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]],
+    *,
+    interleaved: bool,
+    last: bool,
+) -> tuple[torch.Tensor, ...]:
+    """Return rows in float64 whose rotary channels are what is made of their two products."""
     wide = x.double()
-    low, high = wide.clone(), wide.clone()
     size = cos_sin.shape[1]
     rotary = slice(x.shape[2] - size, None) if last else slice(size)
     both = cos_sin[positions.to(cos_sin.device)].double().unsqueeze(1)
@@ -172,14 +191,13 @@ def rope_bounds(
     part = wide[..., rotary]
     pairs = part.unflatten(2, (-1, 2)) if interleaved else part.unflatten(2, (2, -1)).mT
     first, second = pairs.unbind(3)
-    products = ((first * cos, -(second * sin)), (second * cos, first * sin))
-    ends = [_sum_of(*each) for each in products]
-    for out, end in ((low, 0), (high, 1)):
-        found = torch.stack([each[end] for each in ends], dim=3)
-        out[..., rotary] = (found if interleaved else found.mT).flatten(2)
-    if arithmetic.rounded("intermediate", x.dtype):
-        low, high = (round_to_dtype(each, x.dtype).double() for each in (low, high))
-    return low, high
+    made = combine(first * cos, -(second * sin)), combine(second * cos, first * sin)
+    found = []
+    for new in (torch.stack(each, dim=3) for each in zip(*made, strict=True)):
+        rows = wide.clone()
+        rows[..., rotary] = (new if interleaved else new.mT).flatten(2)
+        found.append(rows)
+    return tuple(found)
 
 
 def _sum_of(one: torch.Tensor, other: torch.Tensor) -> Ends:
@@ -196,7 +214,9 @@ def _sum_of(one: torch.Tensor, other: torch.Tensor) -> Ends:
     # Signs are those of y, of zeros too.
     ends = (-slack, slack)
     low, high = ((y + e).copysign(torch.where(slack > y.abs(), e, y)) for e in ends)
-    return low, high
+    # That of two zeros is open: it is another where a zero is negated as 0 - x, as Triton does.
+    is_open = (one == 0) & (other == 0)
+    return low.masked_fill(is_open, -0.0), high.masked_fill(is_open, 0.0)
 
 
 def stored_bounds(

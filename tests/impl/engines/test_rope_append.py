@@ -27,7 +27,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("regime", ["iid", "ties", "outliers", "faint", "large"])
+@pytest.mark.parametrize("regime", ["iid", "ties", "outliers", "faint", "large", "zeros"])
 @pytest.mark.parametrize("name", CALLS)
 def test_what_they_answer(interpreter: Worker, name: str, regime: str) -> None:
     for codes in ("float8_e4m3fn", "float8_e5m2"):

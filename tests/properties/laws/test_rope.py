@@ -24,6 +24,7 @@ PAGES = RopeAppendProblem(
 LATENT = RopeAppendProblem((4, 1), (9, 3), rope_dim=4, plain_dim=8, latent=True, seed=2)
 WIDE = replace(PAGES, codes="", quantised_q=False, q_scale=1.0, k_scale=1.0, v_scale=1.0)
 FULL = replace(WIDE, skipped=False)
+ZEROS = replace(PAGES, regime="zeros")
 LAWS = ("rope_parity", "rope_at_zero", "rope_never_written", "rope_rows", "rope_pages",
         "rope_plain", "rope_again", "integer_inputs_unchanged", "slack_rows")  # fmt: skip
 
@@ -48,6 +49,7 @@ def verdict(law: str, implementation: Implementation, problem: RopeAppendProblem
 @pytest.mark.parametrize("problem", [PAGES, LATENT, WIDE])
 @pytest.mark.parametrize("implementation", [rope_and_append, *(
     bugs.honest_rope, bugs.rope_by_reciprocals, bugs.rope_of_16_bits,
+    bugs.rope_with_zeros_of_its_own_sign,
     bugs.rope_with_queries_of_skipped_tokens_unwritten,
 )])  # fmt: skip
 def test_what_is_right(
@@ -67,6 +69,7 @@ def test_what_is_right(
         ("rope_parity", bugs.last_of_the_cache_one_code_lower, FULL, "1 codes apart (1 of"),
         ("rope_parity", bugs.clears_the_rest_of_pages, LATENT, "k_cache["),
         ("rope_parity", bugs.rotary_channels_first_of_latent_keys, LATENT, "q["),
+        ("rope_parity", bugs.zeros_without_a_sign, ZEROS, "expected exactly -0 (0x80)"),
         ("rope_parity", bugs.sines_in_16_bits, WIDE, "codes apart"),
         ("rope_at_zero", bugs.positions_from_one, PAGES, "q["),
         ("rope_never_written", bugs.skipped_tokens_in_slot_0, LATENT, "k_cache[0, 0, 0, 0]"),

@@ -64,6 +64,18 @@ def test_what_rounds_nothing_has_one_code(regime: str) -> None:
     assert at_zero.equal(inputs.q.double())
 
 
+def test_the_sign_of_a_sum_of_zeros_is_open_and_no_other() -> None:
+    x = torch.tensor([[[-0.0, 0.0, 3.0, 3.0, -0.0]]])
+    cos_sin = torch.tensor([[1.0, 0.5, 0.0, 0.5]])  # channels 0 and 2, 1 and 3 are pairs
+    low, high = rope_bounds(x, cos_sin, torch.tensor([0]))
+    assert low.signbit().tolist() == [[[True, True, False, False, True]]]
+    assert high.signbit().tolist() == [[[False, True, False, False, True]]]
+    zeros = torch.tensor([[[-0.0, 0.0, 0.0, 0.0, 0.0]]])
+    low, high = rope_bounds(zeros, cos_sin, torch.tensor([0]))
+    assert low.signbit().tolist() == [[[True, True, True, True, False]]]
+    assert not high.signbit().any()
+
+
 def test_a_call_by_hand() -> None:
     q = torch.tensor([[[1.0, 2.0, 3.0]], [[4.0, 8.0, -3.0]]], dtype=torch.bfloat16)
     cos_sin = torch.tensor([[1.0, 0.0], [0.0, 1.0]])  # a quarter turn: (x, y) becomes (-y, x)
