@@ -250,7 +250,7 @@ def values_cut_off(inputs: RopeAppendInputs) -> torch.Tensor:
 
 
 @seeded(BUGS, ROPE, PARITY)
-def zeros_without_a_sign(inputs: RopeAppendInputs) -> torch.Tensor:
+def rope_zeros_without_a_sign(inputs: RopeAppendInputs) -> torch.Tensor:
     """Store 0 for what is rounded to -0."""
 
     def store(x: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:

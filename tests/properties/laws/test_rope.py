@@ -69,7 +69,7 @@ def test_what_is_right(
         ("rope_parity", bugs.last_of_the_cache_one_code_lower, FULL, "1 codes apart (1 of"),
         ("rope_parity", bugs.clears_the_rest_of_pages, LATENT, "k_cache["),
         ("rope_parity", bugs.rotary_channels_first_of_latent_keys, LATENT, "q["),
-        ("rope_parity", bugs.zeros_without_a_sign, ZEROS, "expected exactly -0 (0x80)"),
+        ("rope_parity", bugs.rope_zeros_without_a_sign, ZEROS, "expected exactly -0 (0x80)"),
         ("rope_parity", bugs.sines_in_16_bits, WIDE, "codes apart"),
         ("rope_at_zero", bugs.positions_from_one, PAGES, "q["),
         ("rope_never_written", bugs.skipped_tokens_in_slot_0, LATENT, "k_cache[0, 0, 0, 0]"),
