@@ -12,7 +12,7 @@ from typing import Any
 
 from ...properties.isolation.outcome import Outcome
 from ...properties.isolation.stages import Deadlines
-from ...properties.isolation.workers import WorkerPool
+from ...properties.isolation.workers import Worker, WorkerPool
 from ...properties.search.ending import Ending
 from ..console.errors import MachineError
 from .known import known_text
@@ -74,7 +74,7 @@ class Asked:
             "problems": self.problems,
         }
         with pool.lease(call["name"]) as worker:
-            outcome = worker.run(question, self.deadlines())
+            outcome = self._asked(worker, question)
             found = self._said(outcome, call)
             if found.get("lost"):
                 worker.renew()
@@ -82,7 +82,7 @@ class Asked:
             for part in parts if self.device == "cuda" else parts[:1]:
                 if self.ending.over:
                     break
-                outcome = worker.run({**question, "part": part}, self.deadlines())
+                outcome = self._asked(worker, {**question, "part": part})
                 said = self._said(outcome, call)
                 if said.get("lost"):
                     worker.renew()
@@ -95,6 +95,15 @@ class Asked:
                     {"law": part, "why": each["why"]} for each in said.get("findings", ())
                 ]
         return found
+
+    def _asked(self, worker: Worker, question: Mapping[str, object]) -> Outcome:
+        """Ask a worker, which the end of the run may take away meanwhile."""
+        try:
+            return worker.run(question, self.deadlines())
+        except RuntimeError:
+            if not self.ending.over:
+                raise
+            return Outcome("error", kind="closed", stage="run")
 
     def _said(self, outcome: Outcome, call: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a worker has answered, or how it ended."""
@@ -187,8 +196,7 @@ class Calls:
             said = self.asked.found_of(pool, number, call, compiles=compiles)
         except Exception as error:  # noqa: BLE001  no call may be lost
             why = f"the harness raises {type(error).__name__}: {error}"
-            cut = {"cut": True} if self.asked.ending.over else {}
-            said = {**_lacking(call), "state": "ended", "why": why, **cut}
+            said = {**_lacking(call), "state": "ended", "why": why}
         return _with_known(said, self.release["chip"]) if self.asked.known else said
 
     def _keep(self, number: int, said: dict[str, Any], *, last: bool) -> None:

@@ -88,6 +88,19 @@ KNOWN = (
         "the strides of the cache of keys serve for that of values too (csrc/rope.cu)",
     ),
     Known(
+        re.compile("rope_quantize_fp8_append_paged_kv_cache"),
+        ("outside",),
+        "the strides of the cache of keys serve for that of values too (csrc/rope.cu)",
+        like="it writes outside of paged_kv_cache.1",
+    ),
+    Known(
+        re.compile("(mla_)?rope_quantize_fp8(_append_paged_kv_cache)?|decode_cp_a2a_alltoall"),
+        ("crashes",),
+        "of some sizes its kernel ends with a misaligned address, where no error says which sizes"
+        " it takes (seen on SM90)",
+        like="it loses the device: AcceleratorError: CUDA error: misaligned address",
+    ),
+    Known(
         re.compile("bmm_fp8|mm_bf16:gemm_bf16"),
         ("strides",),
         "cuBLASLt's launchers pass pointers and sizes only: rows that are further apart are read"

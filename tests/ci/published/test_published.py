@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -363,3 +365,19 @@ def _refuses(x: torch.Tensor) -> torch.Tensor:
 def test_each_fault_changes_an_answer() -> None:
     found = {name for expected in said_of("quantise").outputs for name in seeded(expected)}
     assert found == set(FAULTS)
+
+
+def test_a_worker_that_the_end_of_a_run_takes_away_accuses_nobody() -> None:
+    def closed(*_: object) -> None:
+        message = "the worker pool is closed"
+        raise RuntimeError(message)
+
+    worker: Any = SimpleNamespace(run=closed)
+    pool: Any = SimpleNamespace(lease=lambda _: nullcontext(worker))
+    asked, call = Asked("cpu", 0, 1, 25.0, Ending()), {"name": "one", "lacks": ""}
+    with pytest.raises(RuntimeError, match="closed"):
+        asked.found_of(pool, 0, call, compiles=True)
+    asked.ending.end(TIME)
+    found = asked.found_of(pool, 0, call, compiles=True)
+    assert (found["state"], found["why"]) == ("ended", "cut short by the end of the run, in run")
+    assert (found["findings"], found["cut"]) == ([], True)
