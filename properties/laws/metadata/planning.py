@@ -361,31 +361,32 @@ def _where(request: int, head: int) -> str:
 
 
 LAWS = (
+    # A run searches them in this order: those that see most faults come first.
+    Law(
+        "plan_merging",
+        PLAN,
+        _of_one_plan(merging),
+        "each partial result is merged once, into its own row",
+    ),
     Law(
         "plan_workspace",
         PLAN,
         _of_one_plan(workspace),
         "what the kernels use lies in the workspaces, each thing apart",
     ),
+    Law("plan_keys", PLAN, _of_one_plan(keys), "each key that a row sees is computed once"),
     Law(
         "plan_padding",
         PLAN,
         _of_one_plan(padding),
         "blocks and rows that only a graph has do nothing",
     ),
+    Law("plan_rows", PLAN, _of_one_plan(rows), "each query row has work, and no other"),
     Law(
         "plan_description",
         PLAN,
         _of_one_plan(description),
         "what the plan repeats of a request is true",
-    ),
-    Law("plan_rows", PLAN, _of_one_plan(rows), "each query row has work, and no other"),
-    Law("plan_keys", PLAN, _of_one_plan(keys), "each key that a row sees is computed once"),
-    Law(
-        "plan_merging",
-        PLAN,
-        _of_one_plan(merging),
-        "each partial result is merged once, into its own row",
     ),
     Law("plan_leftovers", PLAN, leftovers, "a plan into used buffers is as one into fresh ones"),
     Law("plan_chips", PLAN, chips, "twice as many multiprocessors cover the same"),
