@@ -106,11 +106,11 @@ class CallChange:
     after: Selection
 
     @property
-    def kernels(self) -> tuple[tuple[str, str], ...]:
-        """Names of kernels that a call launched and that it launches now, where they differ."""
+    def kernels(self) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
+        """Names of the kernels that a call launched and that it launches now, where they differ."""
         calls = zip(self.before.answers, self.after.answers, strict=False)
-        pairs = (pair for old, new in calls for pair in zip(_names(old), _names(new), strict=False))
-        return tuple(dict.fromkeys(pair for pair in pairs if all(pair) and pair[0] != pair[1]))
+        pairs = ((_names(old), _names(new)) for old, new in calls if not (old.error or new.error))
+        return tuple(dict.fromkeys(pair for pair in pairs if pair[0] != pair[1]))
 
     @property
     def error(self) -> str:

@@ -361,7 +361,7 @@ def _in_words(state: str, changed: Sequence[CallChange]) -> str:
         said = "; ".join(f"{count:,} times {error}" for error, count in errors.most_common(2))
         return f"{told}, such as {first.before.feature}: {said}"
     if state == OTHER:
-        before, after = first.kernels[0]
+        before, after = (" and ".join(filter(None, names)) or "none" for names in first.kernels[0])
         return f"{told}, such as {first.before.feature}: {before}, now {after}"
     return f"{told}, such as {first.before.feature}: {first.after.kernels[0]}"
 

@@ -327,6 +327,36 @@ def test_a_comparison_says_of_each_chip_what_became_of_kernels_and_calls(
     assert (merged["kernels"], merged["verdict"]) == (report["kernels"], report["verdict"])
 
 
+@pytest.mark.usefixtures("here", "asked")
+def test_a_call_that_launches_fewer_kernels_is_told_with_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    select: Callable[..., Selected] = vars(precompiled)["select"]
+
+    def select_fewer(
+        given: str, features: Sequence[Feature], chips: Sequence[int], **_: object
+    ) -> Selected:
+        found = select(given, features, chips)
+        if FOLDERS[Path(given).name] == OLD or found.selections[0].feature.operation != "moe":
+            return found
+        fewer = (
+            replace(each, answers=tuple(first for one in each.answers for first in one.before))
+            for each in found.selections
+        )
+        return replace(found, selections=tuple(fewer))
+
+    monkeypatch.setattr(precompiled, "select", select_fewer)
+    code, report = bump()
+    assert (code, report["failures"]) == (1, [])
+    (moe,) = (
+        each
+        for each in report["findings"]
+        if each["change"] == "calls-rerouted" and "fused_moe" in each["id"]
+    )
+    assert moe["count"] == len(GEMM_KINDS)
+    assert moe["message"].endswith("bmm_sm103a and bmm_sm100f, now bmm_sm103a")
+
+
 @pytest.mark.usefixtures("here")
 def test_what_the_engine_does_not_call_is_not_asked(asked: list[Any]) -> None:
     engine = (
