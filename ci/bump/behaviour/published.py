@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -16,9 +16,9 @@ from ....properties.search.building import compilers, limited_to
 from ....properties.search.ending import Ending
 from ...published.asking import Asked
 from ...published.host import HANDLER
-from ...published.including import SECONDS, SHARE, judge_part, without
+from ...published.including import SECONDS, SHARE, UNSUPPORTED, judge_part, without
 from ...reports.published_calls import TITLE, sentence
-from ..sides.releases import SIDES, Release
+from ..sides.releases import BASELINE, SIDES, Release
 from ..verdicts.findings import Chip, Finding, finding
 from .asking import Bench
 from .records import Comparison
@@ -62,7 +62,8 @@ def compare_published(
         side: f"kernelproof published {shlex.quote(comparison.given[side])} {where}"
         for side in SIDES
     }
-    comparison = comparison.with_findings(differences(before, after, chips, commands))
+    waiting = _not_asked(published[BASELINE], after)
+    comparison = comparison.with_findings(differences(before, after, chips, commands, waiting))
     left = {f"{TITLE} of {comparison.name(side)}": _left(published[side]) for side in SIDES}
     return comparison.skipping({what: why for what, why in left.items() if why}).timed(
         TITLE, started
@@ -96,11 +97,25 @@ def _left(published: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
+def _not_asked(published: Mapping[str, Any], others: Iterable[str]) -> Collection[str]:
+    """Return the calls that a release publishes, and of which nothing was found.
+
+    Args:
+        published: what became of the release's calls.
+        others: calls that another release publishes: so may one that could not be read.
+    """
+    if "summary" in published:
+        begun: list[str] = published["not begun"]
+        return begun
+    return () if published["state"] == UNSUPPORTED else tuple(others)
+
+
 def differences(
     before: Mapping[str, Call],
     after: Mapping[str, Call],
     chips: tuple[Chip, ...],
     commands: Mapping[str, str],
+    waiting: Collection[str] = (),
 ) -> Iterator[Finding]:
     """Yield what the calls of a candidate do otherwise than those of the baseline, by call and law.
 
@@ -109,12 +124,13 @@ def differences(
         after: the candidate's.
         chips: the chips on which it holds.
         commands: the command, by side, that judges a call again, without its name.
+        waiting: further calls that the baseline publishes, and that were not asked.
     """
     for name in sorted({*before, *after}):
         one, two = before.get(name), after.get(name)
         old, new = _failing(one), _failing(two)
         for law in dict.fromkeys([*new, *old]):
-            change = _change(one, two, law)
+            change = _change(one, two, law, published=name in before or name in waiting)
             if not change:
                 continue
             each = new.get(law) or old[law]
@@ -152,16 +168,23 @@ def _failing(call: Call | None) -> dict[str, Mapping[str, Any]]:
     return found
 
 
-def _change(one: Call | None, two: Call | None, law: str) -> str:
-    """Return the change that a call's law shows; empty if none."""
+def _change(one: Call | None, two: Call | None, law: str, *, published: bool) -> str:
+    """Return the change that a call's law shows; empty if none.
+
+    Args:
+        one: what was found of the baseline's call.
+        two: what was found of the candidate's.
+        law: the law.
+        published: whether the baseline publishes the call.
+    """
     hangs = law == "hangs"
     if law not in _failing(two):
         return "fixed" if _passes(two, law) else ""
     if law in _failing(one):
         return "hang-stays" if hangs else "still-failing"
-    if _passes(one, law):
-        return "hang" if hangs else "new-failure"
-    return "candidate-only-failure"
+    if hangs and published:
+        return "hang"
+    return "new-failure" if _passes(one, law) else "candidate-only-failure"
 
 
 def _passes(call: Call | None, law: str) -> bool:

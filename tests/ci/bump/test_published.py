@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from kernelproof.ci.bump.behaviour.published import (
 from kernelproof.ci.bump.behaviour.records import Comparison
 from kernelproof.ci.bump.sides.plan import BumpPlan
 from kernelproof.ci.bump.sides.releases import SIDES, Release
-from kernelproof.ci.published.including import ON_A_CPU
+from kernelproof.ci.published.including import FAILED, JUDGED, ON_A_CPU, UNSUPPORTED
 from kernelproof.ci.reports.published_calls import TITLE
 from kernelproof.properties.findings.ledger import Ledger
 from kernelproof.properties.search.ending import Ending
@@ -28,6 +29,41 @@ from kernelproof.properties.space.profiles import PROFILES
 from kernelproof.tests.ci.published.stand_in import FEW, stand_in
 
 RIGHT = "def norm_right(input, weight):\n    return reference(input, weight)"
+
+
+def answer(*calls: dict[str, Any], begun: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what becomes of a release's published calls."""
+    return {
+        "state": JUDGED,
+        "why": "",
+        "calls": list(calls),
+        "not compiled": {},
+        "not begun": list(begun),
+        "summary": {},
+    }
+
+
+@pytest.fixture
+def comparing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Comparison]]:
+    """Compare two releases of which this is made, the baseline's first, on a GPU that is not."""
+    ending = Ending()
+    plan = BumpPlan((), "cuda", PROFILES["quick"], 0, Ledger(()), tmp_path, tmp_path)
+    given = {side: str(tmp_path / side) for side in SIDES}
+    releases = {side: Release(given[side], tmp_path, sys.executable, (side,)) for side in SIDES}
+    comparison = Comparison(given, (90,), releases=releases)
+    with Journal(tmp_path / "journal", ending) as journal:
+        bench = Bench(plan, {}, journal, ending)
+        journal.start({}, tell=print)
+
+        def compare(*answers: dict[str, Any]) -> Comparison:
+            made = dict(zip(SIDES, answers, strict=True))
+            monkeypatch.setattr(published, "without", lambda *_: {})
+            monkeypatch.setattr(published, "_judged", lambda release, _: made[release.path[0]])
+            return compare_published(comparison, bench, (90,), "")
+
+        yield compare
 
 
 def call(state: str = "judged", *broken: str, known: str = "") -> dict[str, Any]:
@@ -42,6 +78,10 @@ def call(state: str = "judged", *broken: str, known: str = "") -> dict[str, Any]
         (call(), call("judged", "parity"), ["new-failure"]),
         (call(), call("ended", "hangs"), ["hang"]),
         (call("ended", "hangs"), call("ended", "hangs"), ["hang-stays"]),
+        (call("ended"), call("ended", "hangs"), ["hang"]),
+        (call("not compiled"), call("ended", "hangs"), ["hang"]),
+        (call("ended", "crashes"), call("ended", "hangs"), ["hang"]),
+        (None, call("ended", "hangs"), ["candidate-only-failure"]),
         (call("judged", "parity"), call("judged", "parity"), ["still-failing"]),
         (call("judged", "parity"), call(), ["fixed"]),
         (call("judged", "graph"), call(), []),
@@ -58,6 +98,23 @@ def test_the_changes_of_a_call(
 ) -> None:
     old = {"norm": before} if before else {}
     assert [each.change for each in differences(old, {"norm": after}, (90,), {})] == changes
+
+
+@pytest.mark.parametrize(
+    ("baseline", "change"),
+    [
+        (answer(begun=["norm"]), "hang"),
+        ({"state": FAILED, "why": "it cannot be read"}, "hang"),
+        (answer(), "candidate-only-failure"),
+        ({"state": UNSUPPORTED, "why": "it publishes none"}, "candidate-only-failure"),
+    ],
+)
+def test_a_hang_blocks_unless_the_baseline_does_not_publish_the_call(
+    comparing: Callable[..., Comparison], baseline: dict[str, Any], change: str
+) -> None:
+    hangs = {**call("ended", "hangs"), "name": "norm"}
+    found = comparing(baseline, answer(hangs))
+    assert [each.change for each in found.findings] == [change]
 
 
 def test_a_known_finding_is_known_unless_the_baseline_is_right() -> None:
