@@ -128,23 +128,19 @@ def differences(
     """
     for name in sorted({*before, *after}):
         one, two = before.get(name), after.get(name)
-        old, new = _failing(one), _failing(two)
-        for law in dict.fromkeys([*new, *old]):
-            change = _change(one, two, law, published=name in before or name in waiting)
-            if not change:
-                continue
-            each = new.get(law) or old[law]
+        for change, each in _changes(one, two, published=name in before or name in waiting):
+            law, known = each["law"], each["known"]
             yield finding(
                 change,
                 f"published/{name}",
                 f"{name}: {law}: {each['why']}",
-                detail=law,
+                detail=f"{law}/known" if known else law,
                 chips=chips,
                 laws=(law,),
                 replay={side: f"{command} {name}" for side, command in commands.items()},
                 problem={"told": str(each["axes"])} if each["axes"] else None,
-                entry=KNOWN if each["known"] and change != "new-failure" else "",
-                reason=each["known"],
+                entry=KNOWN if known and change != "new-failure" else "",
+                reason=known,
             )
         if (
             one
@@ -160,27 +156,49 @@ def differences(
             )
 
 
-def _failing(call: Call | None) -> dict[str, Mapping[str, Any]]:
-    """Return a call's first finding under each law that it breaks."""
-    found: dict[str, Mapping[str, Any]] = {}
-    for each in call["findings"] if call else ():
-        found.setdefault(each["law"], each)
-    return found
+def _changes(
+    one: Call | None, two: Call | None, *, published: bool
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the changes that a call shows, each with its finding.
 
-
-def _change(one: Call | None, two: Call | None, law: str, *, published: bool) -> str:
-    """Return the change that a call's law shows; empty if none.
+    Findings that are known and others are compared apart: neither hides the other.
 
     Args:
         one: what was found of the baseline's call.
         two: what was found of the candidate's.
-        law: the law.
+        published: whether the baseline publishes the call.
+    """
+    olds, news = ([_failing(call, known=known) for known in (False, True)] for call in (one, two))
+    for law in dict.fromkeys(law for each in (*news, *olds) for law in each):
+        old, new = ([each[law] for each in group if law in each] for group in (olds, news))
+        for each in new:
+            # A known failure is none of the candidate's where the baseline breaks the law at all.
+            stays = [was for was in old if each["known"] or not was["known"]]
+            yield _change(one, law, stays=bool(stays), published=published), each
+        if old and not new and _passes(two, law):
+            yield "fixed", old[0]
+
+
+def _failing(call: Call | None, *, known: bool) -> dict[str, Mapping[str, Any]]:
+    """Return a call's first finding under each law that it breaks, of known ones or of others."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for each in call["findings"] if call else ():
+        if bool(each["known"]) == known:
+            found.setdefault(each["law"], each)
+    return found
+
+
+def _change(one: Call | None, law: str, *, stays: bool, published: bool) -> str:
+    """Return the change that the breach of a law shows.
+
+    Args:
+        one: what was found of the baseline's call.
+        law: the law that the candidate's breaks.
+        stays: whether the baseline's does too.
         published: whether the baseline publishes the call.
     """
     hangs = law == "hangs"
-    if law not in _failing(two):
-        return "fixed" if _passes(two, law) else ""
-    if law in _failing(one):
+    if stays:
         return "hang-stays" if hangs else "still-failing"
     if hangs and published:
         return "hang"
@@ -188,7 +206,7 @@ def _change(one: Call | None, two: Call | None, law: str, *, published: bool) ->
 
 
 def _passes(call: Call | None, law: str) -> bool:
-    """Whether a call was judged by a law and kept it."""
+    """Whether a call was judged by a law."""
     if call is None or call["state"] != "judged":
         return False
     return law in call["laws"] or law in ("hangs", "crashes")

@@ -125,6 +125,37 @@ def test_a_known_finding_is_known_unless_the_baseline_is_right() -> None:
     assert (new.entry, new.reason) == ("", "read as dense")
 
 
+def test_known_findings_and_others_do_not_hide_each_other() -> None:
+    known, new = (call("judged", "strides", known=each) for each in ("read as dense", ""))
+    both = {**known, "findings": [*known["findings"], *new["findings"]]}
+
+    def changes(before: dict[str, Any], after: dict[str, Any]) -> list[tuple[str, str]]:
+        found = list(differences({"norm": before}, {"norm": after}, (), {}))
+        assert len({each.id for each in found}) == len(found)
+        return [(each.change, each.reason) for each in found]
+
+    stays = ("still-failing", "read as dense")
+    assert changes(known, both) == [("new-failure", ""), stays]
+    assert changes(both, both) == [("still-failing", ""), stays]
+    assert changes(new, known) == [stays]
+    assert changes(both, known) == [stays]
+    assert changes(both, call()) == [("fixed", "")]
+
+
+def test_a_part_that_hangs_is_not_hidden_by_a_wrong_number_there() -> None:
+    hangs = {"law": "hangs", "why": "asked for graph: hang", "axes": {}, "known": ""}
+    before = {**call("judged", "graph"), "laws": ["parity"]}
+    after = {**call("judged", "graph"), "laws": ["parity"]}
+    after["findings"] = [*after["findings"], hangs]
+    changes = {
+        each.change: each.message for each in differences({"norm": before}, {"norm": after}, (), {})
+    }
+    assert changes == {
+        "still-failing": "norm: graph: wrong",
+        "hang": "norm: hangs: asked for graph: hang",
+    }
+
+
 def test_both_releases_are_judged_and_the_journal_keeps_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
