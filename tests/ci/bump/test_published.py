@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -57,11 +58,10 @@ def comparing(
         bench = Bench(plan, {}, journal, ending)
         journal.start({}, tell=print)
 
-        def compare(*answers: dict[str, Any]) -> Comparison:
+        def compare(*answers: dict[str, Any], part: str = "") -> Comparison:
             made = dict(zip(SIDES, answers, strict=True))
-            monkeypatch.setattr(published, "without", lambda *_: {})
             monkeypatch.setattr(published, "_judged", lambda release, _: made[release.path[0]])
-            return compare_published(comparison, bench, (90,), "")
+            return compare_published(comparison, bench, (90,), part)
 
         yield compare
 
@@ -154,6 +154,17 @@ def test_a_part_that_hangs_is_not_hidden_by_a_wrong_number_there() -> None:
         "still-failing": "norm: graph: wrong",
         "hang": "norm: hangs: asked for graph: hang",
     }
+
+
+def test_releases_are_judged_where_no_flashinfer_is_installed(
+    comparing: Callable[..., Comparison], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    broken = {**call("judged", "parity"), "name": "norm"}
+    found = comparing(answer({**call(), "name": "norm"}), answer(broken))
+    assert (found.skipped, [each.change for each in found.findings]) == ({}, ["new-failure"])
+    left_out = comparing(answer(), answer(), part="--law")
+    assert left_out.skipped == {TITLE: "they do not go with --law"}
 
 
 def test_both_releases_are_judged_and_the_journal_keeps_it(
