@@ -14,10 +14,10 @@ from typing import Any
 from ....properties.findings.report import TIME
 from ....properties.search.building import compilers, limited_to
 from ....properties.search.ending import Ending
-from ...published.asking import Asked
+from ...published.asking import NO_MEMORY, Asked
 from ...published.host import HANDLER
 from ...published.including import LEFT_OUT, SECONDS, SHARE, UNSUPPORTED, judge_part, without
-from ...reports.published_calls import TITLE, sentence
+from ...reports.published_calls import TITLE, broken_laws, sentence
 from ..sides.releases import BASELINE, SIDES, Release
 from ..verdicts.findings import Chip, Finding, finding
 from .asking import Bench
@@ -25,6 +25,8 @@ from .records import Comparison
 
 KNOWN = "ci/published/known.py"
 """What explains a known finding."""
+REFERENCE = "its own reference"
+"""The law that a call's reference breaks, of ``broken_laws``."""
 Call = Mapping[str, Any]
 
 
@@ -66,7 +68,10 @@ def compare_published(
     }
     waiting = _not_asked(published[BASELINE], after)
     comparison = comparison.with_findings(differences(before, after, chips, commands, waiting))
-    left = {f"{TITLE} of {comparison.name(side)}": _left(published[side]) for side in SIDES}
+    left = {
+        f"{TITLE} of {comparison.name(side)}": _left(published[side], others)
+        for side, others in zip(SIDES, ({}, before), strict=True)
+    }
     return comparison.skipping({what: why for what, why in left.items() if why}).timed(
         TITLE, started
     )
@@ -89,14 +94,32 @@ def _judged(release: Release, bench: Bench) -> dict[str, Any]:
         )
 
 
-def _left(published: Mapping[str, Any]) -> str:
-    """Return what of a release's published calls was not judged, and why; empty if nothing."""
+def _left(published: Mapping[str, Any], others: Mapping[str, Call]) -> str:
+    """Return what of a release's published calls was not judged, and why; empty if nothing.
+
+    Args:
+        published: what became of the release's calls.
+        others: the baseline's calls by name, where the release is the candidate.
+    """
     if "summary" not in published:
         return str(published["why"])
-    modules, begun = published["not compiled"], published["not begun"]
-    parts = [f"modules not compiled: {', '.join(modules)}"] if modules else []
-    parts += [f"not begun: {', '.join(begun)}"] if begun else []
-    return "; ".join(parts)
+    calls, begun = published["calls"], published["not begun"]
+    names = {each["name"] for each in calls}
+    crowded = [each for each in calls if _lacks_memory(each)]
+    ended = [each for each in calls if each["state"] == "ended" and not each["findings"]]
+    left = {
+        "modules not compiled": list(published["not compiled"]),
+        "not begun": begun,
+        "without memory": [each["name"] for each in crowded],
+        "ended": [f"{each['name']} ({each['why']})" for each in ended if each not in crowded],
+        "no longer published": sorted(others.keys() - names - {*begun}),
+    }
+    return "; ".join(f"{what}: {', '.join(each)}" for what, each in left.items() if each)
+
+
+def _lacks_memory(call: Call) -> bool:
+    """Whether others held the memory that a call needed."""
+    return NO_MEMORY in call["why"]
 
 
 def _not_asked(published: Mapping[str, Any], others: Iterable[str]) -> Collection[str]:
@@ -149,6 +172,7 @@ def differences(
             and two
             and one["state"] == "judged"
             and two["state"] in ("reference only", "unasked")
+            and not _lacks_memory(two)
         ):
             yield finding(
                 "implementation-lost",
@@ -183,11 +207,8 @@ def _changes(
 
 def _failing(call: Call | None, *, known: bool) -> dict[str, Mapping[str, Any]]:
     """Return a call's first finding under each law that it breaks, of known ones or of others."""
-    found: dict[str, Mapping[str, Any]] = {}
-    for each in call["findings"] if call else ():
-        if bool(each["known"]) == known:
-            found.setdefault(each["law"], each)
-    return found
+    broken = broken_laws({"calls": [call] if call else []}, known=known)
+    return {each["law"]: each for each, _ in broken}
 
 
 def _change(one: Call | None, law: str, *, stays: bool, published: bool) -> str:
@@ -209,9 +230,11 @@ def _change(one: Call | None, law: str, *, stays: bool, published: bool) -> str:
 
 def _passes(call: Call | None, law: str) -> bool:
     """Whether a call was judged by a law."""
-    if call is None or call["state"] != "judged":
+    if call is None:
         return False
-    return law in call["laws"] or law in ("hangs", "crashes")
+    if law == REFERENCE:
+        return call["state"] in ("judged", "reference only")
+    return call["state"] == "judged" and (law in call["laws"] or law in ("hangs", "crashes"))
 
 
 def counts_told(published: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:

@@ -69,7 +69,18 @@ def comparing(
 def call(state: str = "judged", *broken: str, known: str = "") -> dict[str, Any]:
     """Return a call of a report that breaks these laws."""
     findings = [{"law": law, "why": "wrong", "axes": {}, "known": known} for law in broken]
-    return {"state": state, "why": "no", "laws": ["parity", "strides"], "findings": findings}
+    return {
+        "name": "norm",
+        "state": state,
+        "why": "no",
+        "laws": ["parity", "strides"],
+        "findings": findings,
+        "accused": [],
+    }
+
+
+CROWDED = {**call("unasked"), "why": "OutOfMemoryError: CUDA out of memory"}
+ACCUSED = {**call(), "accused": ["elements: 0: by 3 bounds"]}
 
 
 @pytest.mark.parametrize(
@@ -90,6 +101,12 @@ def call(state: str = "judged", *broken: str, known: str = "") -> dict[str, Any]
         (call(), call("judged", "graph"), ["candidate-only-failure"]),
         (call(), call("reference only"), ["implementation-lost"]),
         (call(), call("not compiled"), []),
+        (call(), CROWDED, []),
+        (call(), ACCUSED, ["new-failure"]),
+        (call("reference only"), ACCUSED, ["new-failure"]),
+        (call("ended"), ACCUSED, ["candidate-only-failure"]),
+        (ACCUSED, ACCUSED, ["still-failing"]),
+        (ACCUSED, call(), ["fixed"]),
         (call(), call(), []),
     ],
 )
@@ -112,7 +129,7 @@ def test_the_changes_of_a_call(
 def test_a_hang_blocks_unless_the_baseline_does_not_publish_the_call(
     comparing: Callable[..., Comparison], baseline: dict[str, Any], change: str
 ) -> None:
-    hangs = {**call("ended", "hangs"), "name": "norm"}
+    hangs = call("ended", "hangs")
     found = comparing(baseline, answer(hangs))
     assert [each.change for each in found.findings] == [change]
 
@@ -160,11 +177,28 @@ def test_releases_are_judged_where_no_flashinfer_is_installed(
     comparing: Callable[..., Comparison], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    broken = {**call("judged", "parity"), "name": "norm"}
-    found = comparing(answer({**call(), "name": "norm"}), answer(broken))
+    found = comparing(answer(call()), answer(call("judged", "parity")))
     assert (found.skipped, [each.change for each in found.findings]) == ({}, ["new-failure"])
     left_out = comparing(answer(), answer(), part="--law")
     assert left_out.skipped == {TITLE: "they do not go with --law"}
+
+
+def test_what_of_a_release_was_not_judged_is_named(
+    comparing: Callable[..., Comparison], tmp_path: Path
+) -> None:
+    waits, full, short = (
+        {**each, "name": name}
+        for name, each in (("waits", call("ended")), ("full", CROWDED), ("short", CROWDED))
+    )
+    before = answer({**call(), "name": "gone"}, {**call(), "name": "late"}, waits)
+    after = answer(full, {**short, "state": "ended"}, call("ended", "hangs"), begun=["late"])
+    found = comparing(before, {**after, "not compiled": {"gemm": ["late"]}})
+    one, two = (f"{TITLE} of {tmp_path / side}" for side in SIDES)
+    assert found.skipped == {
+        one: "ended: waits (no)",
+        two: "modules not compiled: gemm; not begun: late; without memory: full, short;"
+        " no longer published: gone, waits",
+    }
 
 
 def test_both_releases_are_judged_and_the_journal_keeps_it(
