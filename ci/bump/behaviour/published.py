@@ -16,7 +16,15 @@ from ....properties.search.building import compilers, limited_to
 from ....properties.search.ending import Ending
 from ...published.asking import NO_MEMORY, Asked
 from ...published.host import HANDLER
-from ...published.including import LEFT_OUT, SECONDS, SHARE, UNSUPPORTED, judge_part, without
+from ...published.including import (
+    FAILED,
+    LEFT_OUT,
+    SECONDS,
+    SHARE,
+    UNSUPPORTED,
+    judge_part,
+    without,
+)
 from ...reports.published_calls import TITLE, broken_laws, sentence
 from ..sides.releases import BASELINE, SIDES, Release
 from ..verdicts.findings import Chip, Finding, finding
@@ -37,7 +45,7 @@ def compare_published(
 
     Args:
         comparison: the record so far.
-        bench: the bench, whose journal keeps a side's answer as a whole.
+        bench: the bench, whose journal keeps a side's answer if it is whole.
         chips: the chips on which the findings hold.
         part: the option by which only a part of the behaviour was asked for; empty if none was.
     """
@@ -48,12 +56,12 @@ def compare_published(
     started = time.monotonic()
     bench.progress.tell("judging what both releases publish of their calls")
 
+    known = {side: bench.journal.recall(_question(side), dict[str, Any]) for side in SIDES}
+    if not all(known.values()):
+        bench.ending.refuse()
+
     def ask(side: str) -> dict[str, Any]:
-        found: dict[str, Any] = bench.journal.ask(
-            {"side": side, "published": SHARE},
-            lambda: _judged(comparison.releases[side], bench),
-        )
-        return found
+        return known[side] or _judged(side, comparison.releases[side], bench)
 
     with ThreadPoolExecutor(len(SIDES)) as threads:
         published = dict(zip(SIDES, threads.map(ask, SIDES), strict=True))
@@ -77,14 +85,19 @@ def compare_published(
     )
 
 
-def _judged(release: Release, bench: Bench) -> dict[str, Any]:
+def _question(side: str) -> dict[str, Any]:
+    return {"side": side, "published": SHARE}
+
+
+def _judged(side: str, release: Release, bench: Bench) -> dict[str, Any]:
+    """Judge a release's calls, and keep what is found unless a later run is to ask again."""
     plan, whole = bench.plan, bench.ending
     share = SHARE * whole.seconds if whole.seconds < math.inf else math.inf
     ending = Ending(min(share, whole.seconds_until(1.0)))
     asked = Asked(plan.device, plan.seed, 0, SECONDS, ending, known=bool(plan.ledger.entries))
     environment = limited_to(compilers() // plan.threads)
     with whole.closing(partial(ending.end, TIME)):
-        return judge_part(
+        found = judge_part(
             asked,
             lambda size: release.workers(
                 plan.device, size=size, environment=environment, handler=HANDLER
@@ -92,6 +105,10 @@ def _judged(release: Release, bench: Bench) -> dict[str, Any]:
             plan.jobs,
             lambda _: None,
         )
+    # At its end calls are cut short or not begun; a release that cannot be read now may be later.
+    if not ending.over and found["state"] != FAILED:
+        bench.journal.keep_or_stop(_question(side), found, bench.progress.tell)
+    return found
 
 
 def _left(published: Mapping[str, Any], others: Mapping[str, Call]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ from kernelproof.ci.bump.behaviour.published import (
 from kernelproof.ci.bump.behaviour.records import Comparison
 from kernelproof.ci.bump.sides.plan import BumpPlan
 from kernelproof.ci.bump.sides.releases import SIDES, Release
+from kernelproof.ci.published.asking import Asked
 from kernelproof.ci.published.including import FAILED, JUDGED, ON_A_CPU, UNSUPPORTED
 from kernelproof.ci.reports.published_calls import TITLE
 from kernelproof.properties.findings.ledger import Ledger
-from kernelproof.properties.search.ending import Ending
+from kernelproof.properties.findings.report import INTERRUPTED, TIME
+from kernelproof.properties.search.ending import EndedError, Ending
 from kernelproof.properties.space.profiles import PROFILES
 from kernelproof.tests.ci.published.stand_in import FEW, stand_in
 
@@ -44,26 +47,40 @@ def answer(*calls: dict[str, Any], begun: Sequence[str] = ()) -> dict[str, Any]:
     }
 
 
+@dataclass
+class Bumped:
+    """Two releases on a GPU that is not there, and the bench that compares them."""
+
+    comparison: Comparison
+    bench: Bench
+
+    def compared(self, part: str = "") -> Comparison:
+        """Compare the published calls of both."""
+        return compare_published(self.comparison, self.bench, (90,), part)
+
+
 @pytest.fixture
-def comparing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., Comparison]]:
-    """Compare two releases of which this is made, the baseline's first, on a GPU that is not."""
+def bumped(tmp_path: Path) -> Iterator[Bumped]:
+    """Return two releases, and a bench with a journal."""
     ending = Ending()
     plan = BumpPlan((), "cuda", PROFILES["quick"], 0, Ledger(()), tmp_path, tmp_path)
     given = {side: str(tmp_path / side) for side in SIDES}
     releases = {side: Release(given[side], tmp_path, sys.executable, (side,)) for side in SIDES}
-    comparison = Comparison(given, (90,), releases=releases)
     with Journal(tmp_path / "journal", ending) as journal:
-        bench = Bench(plan, {}, journal, ending)
         journal.start({}, tell=print)
+        yield Bumped(Comparison(given, (90,), releases=releases), Bench(plan, {}, journal, ending))
 
-        def compare(*answers: dict[str, Any], part: str = "") -> Comparison:
-            made = dict(zip(SIDES, answers, strict=True))
-            monkeypatch.setattr(published, "_judged", lambda release, _: made[release.path[0]])
-            return compare_published(comparison, bench, (90,), part)
 
-        yield compare
+@pytest.fixture
+def comparing(bumped: Bumped, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Comparison]:
+    """Compare two releases of which this is found, the baseline's first."""
+
+    def compare(*answers: dict[str, Any], part: str = "") -> Comparison:
+        made = dict(zip(SIDES, answers, strict=True))
+        monkeypatch.setattr(published, "_judged", lambda side, *_: made[side])
+        return bumped.compared(part)
+
+    return compare
 
 
 def call(state: str = "judged", *broken: str, known: str = "") -> dict[str, Any]:
@@ -201,6 +218,55 @@ def test_what_of_a_release_was_not_judged_is_named(
     }
 
 
+@pytest.mark.parametrize(
+    ("found", "ends", "kept"),
+    [
+        (answer(call()), False, True),
+        (answer(call(), begun=["late"]), True, False),
+        (answer({**call("ended"), "why": "cut short"}), True, False),
+        ({"state": FAILED, "why": "the worker pool is closed"}, False, False),
+        ({"state": UNSUPPORTED, "why": "it publishes none"}, False, True),
+    ],
+)
+def test_a_run_that_goes_on_asks_again_what_was_not_judged_as_a_whole(
+    bumped: Bumped,
+    monkeypatch: pytest.MonkeyPatch,
+    found: dict[str, Any],
+    *,
+    ends: bool,
+    kept: bool,
+) -> None:
+    judged = []
+
+    def judge(asked: Asked, *_: object) -> dict[str, Any]:
+        judged.append(asked)
+        if ends:
+            asked.ending.end(TIME)
+        return found
+
+    monkeypatch.setattr(published, "judge_part", judge)
+    first = bumped.compared()
+    bumped.bench.journal.start({}, resume=True, tell=print)
+    again = bumped.compared()
+    assert len(judged) == (1 if kept else 2) * len(SIDES)
+    assert (again.published, again.skipped) == (first.published, first.skipped)
+
+
+def test_a_signal_costs_no_finding(bumped: Bumped, monkeypatch: pytest.MonkeyPatch) -> None:
+    def judge(asked: Asked, *_: object) -> dict[str, Any]:
+        bumped.bench.ending.end(INTERRUPTED)
+        bumped.bench.ending.stop()
+        asked.ending.end(TIME)
+        return answer(call("judged", "parity"), begun=["late"])
+
+    monkeypatch.setattr(published, "judge_part", judge)
+    found = bumped.compared()
+    assert [each.change for each in found.findings] == ["still-failing"]
+    assert list(found.skipped.values()) == ["not begun: late"] * len(SIDES)
+    with pytest.raises(EndedError):
+        bumped.compared()
+
+
 def test_both_releases_are_judged_and_the_journal_keeps_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +288,7 @@ def test_both_releases_are_judged_and_the_journal_keeps_it(
         monkeypatch.setattr(published, "without", lambda *_: {})
         journal.start({}, resume=False, tell=print)
         found = compare_published(comparison, bench, ("cpu",), "")
+        journal.start({}, resume=True, tell=print)
         again = compare_published(comparison, bench, ("cpu",), "")
     assert journal.remembered == len(SIDES)
     assert again.findings == found.findings
