@@ -71,8 +71,9 @@ def compare_published(
     comparison = replace(comparison, published=published)
     where = f"--device {bench.plan.device} --seed {bench.plan.seed}"
     commands = {
-        side: f"kernelproof published {shlex.quote(comparison.given[side])} {where}"
-        for side in SIDES
+        side: f"kernelproof published {shlex.quote(release.shared)} {where}"
+        for side, release in comparison.releases.items()
+        if not release.interpreter  # which the command does not take
     }
     waiting = _not_asked(published[BASELINE], after)
     comparison = comparison.with_findings(differences(before, after, chips, commands, waiting))

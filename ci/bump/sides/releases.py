@@ -74,6 +74,12 @@ class Release:
         return self.executable != sys.executable
 
     @property
+    def interpreter(self) -> bool:
+        """Whether it was asked for as a Python interpreter."""
+        path = Path(self.given).expanduser()
+        return not _is_version(self.given) and path.is_file() and path.suffix != ".whl"
+
+    @property
     def environment(self) -> dict[str, str]:
         """Variables of its workers."""
         own = {"FLASHINFER_DISABLE_VERSION_CHECK": "1"}
@@ -86,10 +92,9 @@ class Release:
     @property
     def shared(self) -> str:
         """What to ask for on any machine: the version, where ``given`` is a path of this one."""
-        path = Path(self.given).expanduser()
-        if _is_version(self.given) or (path.is_file() and path.suffix != ".whl"):
+        if _is_version(self.given) or self.interpreter:
             return self.given
-        here = os.path.relpath(path)
+        here = os.path.relpath(Path(self.given).expanduser())
         if not here.startswith(os.pardir):
             return here
         found = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +265,20 @@ def test_a_signal_costs_no_finding(bumped: Bumped, monkeypatch: pytest.MonkeyPat
     assert list(found.skipped.values()) == ["not begun: late"] * len(SIDES)
     with pytest.raises(EndedError):
         bumped.compared()
+
+
+def test_a_replay_names_what_the_command_takes(
+    bumped: Bumped, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "flashinfer_python-9.9.1.dist-info").mkdir()
+    elsewhere = Release(str(tmp_path), tmp_path, sys.executable, ())
+    of_python = Release(sys.executable, tmp_path, sys.executable, ())
+    monkeypatch.setattr(published, "judge_part", lambda *_: answer(call("judged", "parity")))
+    bumped.comparison = replace(
+        bumped.comparison, releases=dict(zip(SIDES, (elsewhere, of_python), strict=True))
+    )
+    (found,) = bumped.compared().findings
+    assert found.replay == {SIDES[0]: "kernelproof published 9.9.1 --device cuda --seed 0 norm"}
 
 
 def test_both_releases_are_judged_and_the_journal_keeps_it(
