@@ -92,7 +92,8 @@ class Asked:
                 if "why" in said:
                     found["parts"] = {**found.get("parts", {}), part: said["why"]}
                 found["findings"] += [
-                    {"law": part, "why": each["why"]} for each in said.get("findings", ())
+                    {"law": each["law"], "why": f"asked for {part}: {each['why']}"}
+                    for each in said.get("findings", ())
                 ]
         return found
 

@@ -22,6 +22,7 @@ from kernelproof.ci.published.host import HANDLER
 from kernelproof.ci.published.known import ARITHMETIC, known_text
 from kernelproof.ci.published.summary import findings_of, summarise, summary_lines
 from kernelproof.properties.findings.report import TIME
+from kernelproof.properties.isolation.outcome import Outcome
 from kernelproof.properties.search.ending import Ending
 from kernelproof.properties.worker.pools import open_pool
 from kernelproof.tests.ci.published.stand_in import stand_in
@@ -365,6 +366,33 @@ def _refuses(x: torch.Tensor) -> torch.Tensor:
 def test_each_fault_changes_an_answer() -> None:
     found = {name for expected in said_of("quantise").outputs for name in seeded(expected)}
     assert found == set(FAULTS)
+
+
+ONE = {"name": "one", "api": "flashinfer.one", "lacks": ""}
+
+
+def pool_of(*outcomes: Outcome) -> Any:  # noqa: ANN401  what has the pool's methods
+    """Return a pool of one worker that has these outcomes in turn."""
+    said = iter(outcomes)
+    worker = SimpleNamespace(run=lambda *_: next(said), renew=lambda: None)
+    return SimpleNamespace(lease=lambda *_: nullcontext(worker))
+
+
+def done(**changes: Any) -> Outcome:  # noqa: ANN401  what JSON has
+    """Return the outcome of a call that was judged."""
+    answer = {"state": "answered", "laws": ["parity"], "findings": []}
+    problem = {"axes": {}, "arithmetic": "", "accused": [], "faults": {}, "answer": answer}
+    result = {**ONE, "state": "judged", "lost": False, "problems": [problem], **changes}
+    return Outcome("done", result)
+
+
+@pytest.mark.parametrize(("status", "law"), [("hang", "hangs"), ("crash", "crashes")])
+def test_a_part_that_ends_its_process_keeps_its_law(status: Any, law: str) -> None:  # noqa: ANN401
+    asked = Asked("cpu", 0, 1, 25.0, Ending())
+    pool = pool_of(done(), Outcome(status, kind="SIGSEGV", stage="run", seconds=3))
+    found = asked.found_of(pool, 0, ONE, compiles=True)
+    why = "asked for empty: SIGSEGV in stage run after 3 s"
+    assert found["findings"] == [{"law": law, "why": why}]
 
 
 def test_a_worker_that_the_end_of_a_run_takes_away_accuses_nobody() -> None:
