@@ -33,6 +33,13 @@ class UnpublishedError(MachineError):
     """A release that publishes nothing, or that is not there."""
 
 
+class NoTimeError(MachineError):
+    """A release that was not read before the end of the run."""
+
+    def __init__(self) -> None:
+        super().__init__("no time was left for them")
+
+
 @dataclass(frozen=True)
 class Asked:
     """How a release is asked.
@@ -254,6 +261,7 @@ def judge_release(
 
     Raises:
         UnpublishedError: it publishes nothing.
+        NoTimeError: the run ends before it is read.
         MachineError: it cannot be read.
     """
     with opened(jobs) as pool, asked.ending.closing(pool.close):
@@ -282,14 +290,22 @@ def read(pool: WorkerPool, asked: Asked) -> dict[str, Any]:
 
     Raises:
         UnpublishedError: it publishes nothing.
+        NoTimeError: the run ends before it is read.
         MachineError: it cannot be read.
     """
-    with pool.lease() as worker:
-        outcome = worker.run({"device": asked.device}, asked.deadlines())
+    try:
+        with pool.lease() as worker:
+            outcome = worker.run({"device": asked.device}, asked.deadlines())
+    except RuntimeError as error:  # a pool that is closed at the end
+        if not asked.ending.over:
+            raise
+        raise NoTimeError from error
     if outcome.status == "done" and outcome.result is not None:
         if why := outcome.result.get("unpublished"):
             raise UnpublishedError(str(why))
         return outcome.result
+    if asked.ending.over:
+        raise NoTimeError
     lines = (outcome.detail or outcome.stderr or outcome.kind).strip().splitlines()
     message = f"flashinfer cannot be read: {lines[-1][:160] if lines else 'no answer'}"
     raise MachineError(message)

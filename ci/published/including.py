@@ -10,8 +10,8 @@ from ...properties.search.building import compilers, limited_to
 from ...properties.search.ending import Ending
 from ...properties.search.engine import usual_jobs
 from ...properties.worker.pools import open_pool
-from ..console.errors import MachineError
-from .asking import Asked, Open, UnpublishedError, judge_release
+from ..console.errors import INCOMPLETE, MACHINE, MachineError
+from .asking import Asked, NoTimeError, Open, UnpublishedError, judge_release
 from .host import HANDLER
 from .summary import brief, summarise
 
@@ -70,6 +70,16 @@ def judge_installed(
     )
 
 
+def failed(why: str, code: int) -> dict[str, Any]:
+    """Return what a report has of published calls that could not be judged.
+
+    Args:
+        why: the reason, in a sentence.
+        code: exit code of a run that conforms otherwise.
+    """
+    return {"state": FAILED, "why": why, "exit_code": code}
+
+
 def judge_part(
     asked: Asked, opened: Open, jobs: int, tell: Callable[[Mapping[str, Any]], None]
 ) -> dict[str, Any]:
@@ -79,8 +89,10 @@ def judge_part(
             found = judge_release(asked, opened, jobs=jobs, tell=tell)
     except UnpublishedError as error:
         return {"state": UNSUPPORTED, "why": error.message}
-    except (MachineError, RuntimeError) as error:  # a pool that is closed at the end
-        return {"state": FAILED, "why": str(error)}
+    except NoTimeError as error:
+        return failed(error.message, INCOMPLETE)
+    except (MachineError, RuntimeError) as error:
+        return failed(str(error), MACHINE)
     calls = [brief(each) for each in found["calls"]]
     numbers = {"seed": asked.seed, "summary": summarise(found)}
     return {"state": JUDGED, "why": "", **found, "calls": calls, **numbers}

@@ -8,6 +8,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from ...properties.verdicts.text import count_of
+from ..console.errors import CONFORMING, INCOMPLETE, NONCONFORMING, WORST_FIRST
 from .junit import case, result, suite
 from .outline import Block, Line
 
@@ -18,6 +19,11 @@ Published = Mapping[str, Any]
 def were_asked(published: Published) -> bool:
     """Whether published calls were asked at all."""
     return "summary" in published
+
+
+def failure(published: Published) -> str:
+    """Return why the release was not read, though they were to be asked; else an empty text."""
+    return f"{TITLE}: {published['why']}" if "exit_code" in published else ""
 
 
 def broken_laws(published: Published, *, known: bool) -> list[tuple[Mapping[str, Any], str]]:
@@ -37,6 +43,24 @@ def broken_laws(published: Published, *, known: bool) -> list[tuple[Mapping[str,
 def nothing_judged(published: Published) -> bool:
     """Whether they were asked, and no function of the release answered."""
     return were_asked(published) and not published["summary"]["judged"]
+
+
+def exit_code(published: Published, code: int) -> int:
+    """Return the exit code of a gate with published calls.
+
+    Args:
+        published: what became of them.
+        code: exit code of the laws.
+    """
+    own = CONFORMING
+    if failure(published):
+        own = published["exit_code"]
+    elif broken_laws(published, known=False):
+        own = NONCONFORMING
+    elif nothing_judged(published):
+        own = INCOMPLETE
+    # What the laws have found is not hidden by a release that cannot be read.
+    return code if code == NONCONFORMING else min(own, code, key=WORST_FIRST.index)
 
 
 def sentence(published: Published) -> str:
@@ -78,7 +102,9 @@ def known_lines(published: Published) -> Iterator[Line]:
 
 
 def weak_lines(published: Published) -> Iterator[Line]:
-    """Yield what was not compiled, not begun or ended, and which faults were accepted."""
+    """Yield what failed, was not compiled, not begun or ended, and which faults were accepted."""
+    if why := failure(published):
+        yield Line(published["state"].upper(), why, "yellow")
     if not were_asked(published):
         return
     if nothing_judged(published):
@@ -102,7 +128,7 @@ def passed_lines(published: Published) -> Iterator[Line]:
 
 def left_out_lines(published: Published) -> Iterator[Line]:
     """Yield why they were not asked."""
-    if published and not were_asked(published):
+    if published and not were_asked(published) and not failure(published):
         state = {"left out": "not run"}.get(published["state"], published["state"].upper())
         yield Line(state, f"{TITLE}: {published['why']}", "dim")
 
@@ -121,5 +147,6 @@ def junit_suite(published: Published) -> ET.Element:
         elif call["state"] != "judged":
             result(one, "skipped", f"{call['state']}: {call['why']}")
     if not were_asked(published):
-        result(case(made, "run"), "skipped", published["why"])
+        tag = "error" if failure(published) else "skipped"
+        result(case(made, "run"), tag, published["why"])
     return made

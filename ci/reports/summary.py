@@ -33,7 +33,8 @@ from ..console.errors import (
     USAGE,
 )
 from .claims import LostClaim
-from .published_calls import broken_laws, nothing_judged
+from .published_calls import exit_code
+from .published_calls import failure as published_failure
 from .published_calls import sentence as published_sentence
 
 VERDICTS = {CONFORMING: "conforming", NONCONFORMING: "nonconforming", INCOMPLETE: "incomplete"}
@@ -104,12 +105,8 @@ def summarise(
 ) -> Summary:
     """Return the summary of a run, with its verdict as a whole."""
     code, why = _exit_of(report, gate=gate, failure=failure)
-    if told := published_sentence(published):
-        why = f"{why}; {told}"
-        if broken_laws(published, known=False) and code in (CONFORMING, INCOMPLETE):
-            code = NONCONFORMING
-        elif nothing_judged(published) and code == CONFORMING:
-            code = INCOMPLETE
+    if told := published_failure(published) or published_sentence(published):
+        why, code = f"{why}; {told}", exit_code(published, code)
     if lost:
         why = f"{count_of(len(lost), 'claim')} lost; {why}"
         code = NONCONFORMING if code in (CONFORMING, INCOMPLETE) else code

@@ -10,15 +10,25 @@ import pytest
 
 from kernelproof.ci.check import checking
 from kernelproof.ci.cli import main
+from kernelproof.ci.console.errors import CONFORMING, INCOMPLETE, MACHINE, NONCONFORMING
 from kernelproof.ci.published import asking
-from kernelproof.ci.published.including import LEFT_OUT, ON_A_CPU, UNSUPPORTED, without
+from kernelproof.ci.published.including import (
+    LEFT_OUT,
+    ON_A_CPU,
+    UNSUPPORTED,
+    failed,
+    judge_installed,
+    without,
+)
 from kernelproof.ci.reports.published_calls import (
     broken_laws,
+    exit_code,
     left_out_lines,
     nothing_judged,
     sentence,
     weak_lines,
 )
+from kernelproof.properties.search.ending import Ending
 from kernelproof.tests.ci.published.stand_in import FEW, stand_in
 
 GATE = ["gate", "--profile", "quick", "--jobs", "1", "--law", "slots_parity"]
@@ -86,6 +96,29 @@ def test_a_release_without_templates_is_unsupported_in_a_sentence(
     why = "flashinfer 9.9 publishes no templates"
     assert (code, report["published"]) == (0, {"state": UNSUPPORTED, "why": why})
     assert f"UNSUPPORTED: published calls: {why}" in " ".join(capfd.readouterr().out.split())
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_release_that_cannot_be_read_lets_no_gate_conform(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = stand_in(tmp_path, "")
+    (tmp_path / "flashinfer" / "__init__.py").write_text("import os\nos._exit(3)\n")
+    monkeypatch.syspath_prepend(folder)
+    code, report = gate(tmp_path)
+    why = "published calls: flashinfer cannot be read: exit 3"
+    assert (code, report["verdict"]) == (MACHINE, "error")
+    assert why in report["message"]
+    assert f"FAILED: {why}" in " ".join(capfd.readouterr().out.split())
+    assert (tmp_path / "gate.xml").read_text().count("<error") == 1
+
+
+def test_calls_for_which_no_time_is_left_are_incomplete() -> None:
+    found = judge_installed("cpu", 0, 1, Ending(-5), lambda _: None)
+    assert found == failed("no time was left for them", INCOMPLETE)
+    for code, worse in ((CONFORMING, INCOMPLETE), (NONCONFORMING, NONCONFORMING)):
+        assert exit_code(found, code) == worse
+    assert exit_code(failed("no", MACHINE), NONCONFORMING) == NONCONFORMING
 
 
 def test_a_gate_on_a_cpu_leaves_them_to_the_command(tmp_path: Path) -> None:
