@@ -209,8 +209,11 @@ class Calls:
 
     def _keep(self, number: int, said: dict[str, Any], *, last: bool) -> None:
         with self._lock:
-            if said.pop("cut", False) and number in self.found:
+            before = self.found.get(number)
+            if said.pop("cut", False) and before is not None:
                 return
+            if before is not None and before["problems"] and not said["problems"]:
+                said = _beside(before, said)
             self.found[number] = said
             if last or not ("module" in said or _lacks_memory(said)):
                 self.tell(said)
@@ -237,6 +240,12 @@ class Calls:
             "not compiled": {name: sorted(missing[name]) for name in sorted(missing)},
             "not begun": [self.calls[n]["name"] for n in self.chosen if n not in self.found],
         }
+
+
+def _beside(before: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was found of a call, and how it ended when it was asked again."""
+    kept = {key: each for key, each in before.items() if key != "module"}
+    return {**kept, "why": said["why"], "findings": [*before["findings"], *said["findings"]]}
 
 
 def judge_release(

@@ -122,14 +122,14 @@ def show_call(said: Mapping[str, Any], show: Callable[[str], None]) -> None:
         show(f"{name}: {state}: {said.get('why', '')}")
         show_findings(said.get("findings", ()), show)
         return
-    whys = sorted({each["answer"].get("why", "") for each in said["problems"]} - {""})
+    whys = {said.get("why", ""), *(each["answer"].get("why", "") for each in said["problems"])}
     classes = sorted({each["arithmetic"] for each in said["problems"]} - {""})
     classes += sorted(
         {f"backend {each['backend']}" for each in said["problems"] if "backend" in each}
     )
     show(
         f"{name}: {state}, {len(said['problems'])} problems, {'; '.join(classes)}"
-        + "".join(f"; {why}" for why in whys)
+        + "".join(f"; {why}" for why in sorted(whys - {""}))
     )
     show_findings(said.get("findings", ()), show)
     for part, why in said.get("parts", {}).items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -185,6 +186,10 @@ def judge(
     except NotCompiledError as error:
         found |= {"module": error.module, "why": str(error)}
         unanswered = "not compiled"
+    except Exception as error:  # noqa: BLE001  what earlier problems have found stays
+        traceback.print_exc()
+        found["why"] = f"{type(error).__name__}: {first_line(error)}"
+        unanswered = "unasked"
     answered = any(each["answer"]["state"] == "answered" for each in found["problems"])
     return {**found, "state": "judged" if answered else unanswered}
 
@@ -236,7 +241,10 @@ def _are_enough(problems: Sequence[Mapping[str, Any]], most: int) -> bool:
 
 
 def _kept(found: dict[str, Any], law: Callable[..., None], *arguments: Any) -> None:  # noqa: ANN401
-    """Judge by a law; where that loses the device, this is a finding beside what was found."""
+    """Judge by a law; where it raises, what was found by others stays.
+
+    A lost device is a finding, any other error the reason why this is not all.
+    """
     if found.get("lost"):
         return
     try:
@@ -244,6 +252,9 @@ def _kept(found: dict[str, Any], law: Callable[..., None], *arguments: Any) -> N
     except LostDeviceError as error:
         _report(found, error.law, str(error))
         found["lost"] = True
+    except Exception as error:  # noqa: BLE001
+        traceback.print_exc()
+        found["why"] = f"{type(error).__name__}: {first_line(error)}"
 
 
 def judge_empty(

@@ -25,7 +25,7 @@ from kernelproof.properties.findings.report import TIME
 from kernelproof.properties.isolation.outcome import Outcome
 from kernelproof.properties.search.ending import Ending
 from kernelproof.properties.worker.pools import open_pool
-from kernelproof.tests.ci.published.stand_in import stand_in
+from kernelproof.tests.ci.published.stand_in import FEW, stand_in
 
 BROKEN = {
     "norm_code_off": "parity",
@@ -384,6 +384,49 @@ def done(**changes: Any) -> Outcome:  # noqa: ANN401  what JSON has
     problem = {"axes": {}, "arithmetic": "", "accused": [], "faults": {}, "answer": answer}
     result = {**ONE, "state": "judged", "lost": False, "problems": [problem], **changes}
     return Outcome("done", result)
+
+
+CROWDED = """
+
+@flashinfer_api(trace=template())
+def norm_crowded(input, weight):
+    COUNT.append(len(input))
+    if len(set(COUNT)) > 2 or len(input) > 1 and input.stride(0) != input.shape[1]:
+        raise torch.OutOfMemoryError("no memory")
+    return reference(input, weight) + 0.009
+"""
+"""A call that is wrong, and finds no memory for rows further apart and for a second problem."""
+
+
+def test_what_is_found_stays_where_something_raises_later(tmp_path: Path) -> None:
+    asked = Asked("cpu", 0, 2, 25.0, Ending())
+    path = [stand_in(tmp_path, FEW + CROWDED), *sys.path]
+    with open_pool("cpu", handler=HANDLER, sys_path=path) as pool:
+        calls = read(pool, asked)["calls"]
+        number = next(n for n, each in enumerate(calls) if each["name"] == "norm_crowded")
+        found = asked.found_of(pool, number, calls[number], compiles=True)
+    assert (found["state"], found["why"]) == ("judged", "OutOfMemoryError: no memory")
+    (first,) = (each["answer"] for each in found["problems"] if each["axes"].get("tokens"))
+    assert [each["law"] for each in first["findings"]] == ["parity"]
+    assert first["why"] == "OutOfMemoryError: no memory"
+
+
+def judging(asked: Asked, told: list[dict[str, Any]]) -> Calls:
+    """Return the calls of a release that has one."""
+    return Calls(asked, {"version": "9.9", "chip": 90, "calls": [ONE]}, [], told.append)
+
+
+def test_a_second_answer_that_ends_keeps_what_the_first_has_found() -> None:
+    asked, told = Asked("cpu", 0, 1, 25.0, Ending()), list[dict[str, Any]]()
+    calls = judging(asked, told)
+    wrong = {"state": "answered", "findings": [{"law": "parity", "why": "wrong"}]}
+    problem = {"axes": {}, "arithmetic": "", "accused": [], "faults": {}, "answer": wrong}
+    first = done(problems=[problem], module="norm", why="module norm is not compiled")
+    calls.ask(pool_of(first, done(problems=[])), 1, [0], last=False)
+    assert (calls.uncompiled(), told) == ([0], [])
+    calls.ask(pool_of(Outcome("crash", kind="SIGSEGV", stage="run")), 1, [0], last=True)
+    assert calls.uncompiled() == []
+    assert [each["law"] for each in findings_of(told[0])] == ["crashes", "parity"]
 
 
 @pytest.mark.parametrize(("status", "law"), [("hang", "hangs"), ("crash", "crashes")])
