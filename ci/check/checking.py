@@ -26,7 +26,7 @@ from ...properties.findings.cases import CaseWriter
 from ...properties.findings.corpus import Case, failed_before
 from ...properties.findings.expectations import read_expectations
 from ...properties.findings.ledger import Ledger, LedgerError
-from ...properties.findings.report import SUITE_FAILED, TIME, Milestones, RunReport
+from ...properties.findings.report import FOUND, SUITE_FAILED, TIME, Milestones, RunReport
 from ...properties.isolation.sanitizer import SanitizerMissingError
 from ...properties.isolation.sanitizer import command as sanitizer_command
 from ...properties.laws import laws_of
@@ -36,7 +36,7 @@ from ...properties.search.engine import Run
 from ...properties.search.examples import VARIABLE, ExamplesError, open_examples, shared_examples
 from ...properties.search.plan import Plan
 from ...properties.space.profiles import GATE_SHARE, MINUTES, PROFILES, Cost, asked_for
-from ..console.errors import CONFORMING, MachineError, UsageRefusedError
+from ..console.errors import CONFORMING, MACHINE, MachineError, UsageRefusedError
 from ..console.evidence_file import as_evidence
 from ..console.live import in_one_log
 from ..console.outputs import Outputs
@@ -46,7 +46,7 @@ from ..console.signals import ended_by_signals, interrupted_once
 from ..console.terminal import console
 from ..fleet.command import fleet_at, fleet_to_json, print_chips
 from ..fleet.fleet import Fleet
-from ..published.including import LEFT_OUT, SHARE, judge_installed, without
+from ..published.including import LEFT_OUT, SHARE, failed, judge_installed, without
 from ..published.summary import brief
 from ..reports.annotations import annotation_lines
 from ..reports.json_report import to_json
@@ -115,7 +115,6 @@ class Request:
         parts = {
             "--law": self.laws,
             "--only": self.only,
-            "--sanitizer": self.sanitizer,
             "--distrust": self.distrust,
             "--ray": self.ray,
         }
@@ -176,7 +175,11 @@ def _carry_out(
                 run.report.failure = why.splitlines()[0]
                 run.report.seconds = time.monotonic() - started
         writer.write_all(run.report)
-        published = _published(request, run.report, time.monotonic() - started)
+        try:
+            published = _published(request, run.report, time.monotonic() - started)
+        except Exception as error:  # noqa: BLE001  the laws' report is worth writing
+            traceback.print_exc()
+            published = failed(f"{type(error).__name__}: {error}".splitlines()[0], MACHINE)
         summary = summarised(run.report, failure=run.report.failure, published=published)
         more = fleet_to_json(run, summarised) if isinstance(run, Fleet) else {}
         try:
@@ -213,14 +216,16 @@ def _published(request: Request, report: RunReport, seconds: float) -> dict[str,
         return {"state": LEFT_OUT, "why": "the run ended before them"}
     err = console(sys.stderr)
     err.print("judging what FlashInfer publishes of its calls", style="dim", markup=False)
+    ending = Ending(request.seconds - seconds)
 
     def tell(call: Mapping[str, Any]) -> None:
         for block in finding_blocks(
             {"device": request.device, "seed": request.seed, "calls": [call]}
         ):
             err.print(f"{block.title}: {block.message}", markup=False, soft_wrap=True)
+            if request.exit_first:
+                ending.end(FOUND)
 
-    ending = Ending(request.seconds - seconds)
     with ended_by_signals(ending.end):
         found = judge_installed(
             request.device,

@@ -28,6 +28,7 @@ from kernelproof.ci.reports.published_calls import (
     sentence,
     weak_lines,
 )
+from kernelproof.properties.findings.report import FOUND
 from kernelproof.properties.search.ending import Ending
 from kernelproof.tests.ci.published.stand_in import FEW, stand_in
 
@@ -111,6 +112,33 @@ def test_a_release_that_cannot_be_read_lets_no_gate_conform(
     assert why in report["message"]
     assert f"FAILED: {why}" in " ".join(capfd.readouterr().out.split())
     assert (tmp_path / "gate.xml").read_text().count("<error") == 1
+
+
+@pytest.mark.usefixtures("asked")
+def test_an_error_of_their_part_leaves_the_laws_their_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        message = "no space left on device"
+        raise OSError(message)
+
+    monkeypatch.setattr(checking, "judge_installed", full)
+    code, report = gate(tmp_path)
+    why = "OSError: no space left on device"
+    assert (code, report["published"]) == (MACHINE, failed(why, MACHINE))
+    assert report["judged"] > 0
+    assert "Traceback" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_gate_that_ends_at_its_first_finding_judges_no_further_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(stand_in(tmp_path, FEW))
+    code, report = gate(tmp_path, "-x")
+    assert (code, report["ended"]) == (1, FOUND)
+    assert report["published"]["summary"]["findings"] == ["norm_code_off"]
+    assert "norm_offset" in report["published"]["not begun"]
 
 
 def test_calls_for_which_no_time_is_left_are_incomplete() -> None:
