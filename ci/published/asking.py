@@ -25,6 +25,12 @@ NO_MEMORY = "OutOfMemoryError"
 """What is raised where others hold the memory of a device."""
 PARTS = ("empty", "graph", "far")
 """Laws that are asked apart once a call is judged: what they end is no loss for others."""
+ACCUSING: Mapping[str, tuple[str, Sequence[str]]] = {
+    "hang": ("hangs", ("run", "compile", "specialise")),
+    "crash": ("crashes", ("run", "compile")),
+}
+"""Laws that the end of a process breaks, and the stages in which the call is its cause; what
+crashes as it specialises is a compiler."""
 Open = Callable[[int], AbstractContextManager[WorkerPool]]
 """Opens so many workers that have a release on their path, and ``host.HANDLER``."""
 
@@ -123,8 +129,10 @@ class Asked:
             doing = "as it compiled" if outcome.stage == "specialise" else f"in {outcome.stage}"
             return {**ended, "why": f"cut short by the end of the run, {doing}", "cut": True}
         why = f"{outcome.kind} in stage {outcome.stage} after {outcome.seconds:.0f} s"
-        law = {"hang": "hangs", "crash": "crashes"}.get(outcome.status, "")
-        if law and outcome.stage in ("run", "compile", "specialise"):
+        if outcome.starved:
+            return {**ended, "why": f"{NO_MEMORY} of the host: {why}"}
+        law, stages = ACCUSING.get(outcome.status, ("", ()))
+        if outcome.stage in stages:
             ended["findings"] = [{"law": law, "why": why}]
         return {**ended, "why": why}
 

@@ -15,14 +15,14 @@ import torch
 
 from kernelproof.ci.cli import main
 from kernelproof.ci.published.answers import NoAnswerError, Said, ask
-from kernelproof.ci.published.asking import Asked, Calls, UnpublishedError, read
+from kernelproof.ci.published.asking import NO_MEMORY, Asked, Calls, UnpublishedError, read
 from kernelproof.ci.published.comparing import compare
 from kernelproof.ci.published.faults import FAULTS, seeded
 from kernelproof.ci.published.host import HANDLER
 from kernelproof.ci.published.known import ARITHMETIC, known_text
 from kernelproof.ci.published.summary import findings_of, summarise, summary_lines
 from kernelproof.properties.findings.report import TIME
-from kernelproof.properties.isolation.outcome import Outcome
+from kernelproof.properties.isolation.outcome import KILLED_FOR_MEMORY, Outcome
 from kernelproof.properties.search.ending import Ending
 from kernelproof.properties.worker.pools import open_pool
 from kernelproof.tests.ci.published.stand_in import FEW, stand_in
@@ -436,6 +436,24 @@ def test_a_part_that_ends_its_process_keeps_its_law(status: Any, law: str) -> No
     found = asked.found_of(pool, 0, ONE, compiles=True)
     why = "asked for empty: SIGSEGV in stage run after 3 s"
     assert found["findings"] == [{"law": law, "why": why}]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "why"),
+    [
+        (
+            Outcome("crash", kind=KILLED_FOR_MEMORY, stage="run", starved=True),
+            f"{NO_MEMORY} of the host: SIGKILL (out of memory) in stage run after 0 s",
+        ),
+        (
+            Outcome("crash", kind="SIGSEGV", stage="specialise", seconds=9),
+            "SIGSEGV in stage specialise after 9 s",
+        ),
+    ],
+)
+def test_a_process_ended_by_others_accuses_no_call(outcome: Outcome, why: str) -> None:
+    found = Asked("cpu", 0, 1, 25.0, Ending()).found_of(pool_of(outcome), 0, ONE, compiles=True)
+    assert (found["state"], found["findings"], found["why"]) == ("ended", [], why)
 
 
 def test_a_worker_that_the_end_of_a_run_takes_away_accuses_nobody() -> None:
