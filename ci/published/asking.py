@@ -147,7 +147,8 @@ def _by_turns(chosen: Sequence[int], groups: Mapping[int, str]) -> list[int]:
 
 
 def _lacks_memory(said: Mapping[str, Any]) -> bool:
-    whys = (said.get("why", ""), *(each["answer"].get("why", "") for each in said["problems"]))
+    whys = [said.get("why", ""), *said.get("parts", {}).values()]
+    whys += [each["answer"].get("why", "") for each in said["problems"]]
     return any(NO_MEMORY in each for each in whys)
 
 
@@ -167,7 +168,7 @@ class Calls:
         asked: how they are asked.
         release: what the release publishes.
         names: parts of names; none: all.
-        tell: called with each call that is judged.
+        tell: called with each call that is judged, once.
     """
 
     def __init__(
@@ -186,6 +187,7 @@ class Calls:
             if not names or any(part in each["name"] or part in each["api"] for part in names)
         ]
         self.found = {n: _lacking(self.calls[n]) for n in self.chosen if self.calls[n]["lacks"]}
+        self._told = set(self.found)
         self._lock = threading.Lock()
 
     def ask(self, pool: WorkerPool, jobs: int, numbers: Sequence[int], *, last: bool) -> None:
@@ -223,8 +225,18 @@ class Calls:
             if before is not None and before["problems"] and not said["problems"]:
                 said = _beside(before, said)
             self.found[number] = said
-            if last or not ("module" in said or _lacks_memory(said)):
-                self.tell(said)
+            if not _lacks_memory(said) and (last or "module" not in said):
+                self._tell(number)
+
+    def _tell(self, number: int) -> None:
+        self._told.add(number)
+        self.tell(self.found[number])
+
+    def tell_others(self) -> None:
+        """Tell the calls that waited to be asked again, and were not or in vain."""
+        for number in self.chosen:
+            if number in self.found and number not in self._told:
+                self._tell(number)
 
     def uncompiled(self) -> list[int]:
         """Return the calls that wait for a module, those of one module far apart."""
@@ -292,8 +304,7 @@ def judge_release(
     if (crowded := calls.crowded()) and jobs > 1 and not asked.ending.over:
         with opened(1) as pool, asked.ending.closing(pool.close):
             calls.ask(pool, 1, crowded, last=True)
-    for number in calls.uncompiled():
-        tell(calls.found[number])
+    calls.tell_others()
     return calls.to_json()
 
 

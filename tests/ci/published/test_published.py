@@ -438,6 +438,37 @@ def test_a_part_that_ends_its_process_keeps_its_law(status: Any, law: str) -> No
     assert found["findings"] == [{"law": law, "why": why}]
 
 
+CROWDS = {
+    "whole": (
+        Outcome(
+            "done",
+            {
+                **ONE,
+                "state": "unasked",
+                "problems": [],
+                "lost": False,
+                "why": "OutOfMemoryError: no memory",
+            },
+        ),
+    ),
+    "part": (done(), Outcome("crash", kind=KILLED_FOR_MEMORY, stage="run", starved=True)),
+}
+"""Outcomes of a call without memory: of all of it, and of a part."""
+
+
+@pytest.mark.parametrize("crowd", CROWDS)
+def test_a_call_without_memory_is_told_once(crowd: str) -> None:
+    asked, told = Asked("cpu", 0, 1, 25.0, Ending()), list[dict[str, Any]]()
+    calls = judging(asked, told)
+    for last in (False, True):
+        calls.ask(pool_of(*CROWDS[crowd]), 1, [0], last=last)
+        assert (calls.crowded(), told) == ([0], [])
+    calls.tell_others()
+    assert [each["name"] for each in told] == ["one"]
+    calls.tell_others()
+    assert len(told) == 1
+
+
 @pytest.mark.parametrize(
     ("outcome", "why"),
     [
