@@ -215,6 +215,8 @@ class Calls:
         except Exception as error:  # noqa: BLE001  no call may be lost
             why = f"the harness raises {type(error).__name__}: {error}"
             said = {**_lacking(call), "state": "ended", "why": why}
+            if self.asked.ending.over:  # the pool was closed before it was asked
+                said |= {"why": "cut short by the end of the run", "cut": True}
         return _with_known(said, self.release["chip"]) if self.asked.known else said
 
     def _keep(self, number: int, said: dict[str, Any], *, last: bool) -> None:

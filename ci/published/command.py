@@ -79,12 +79,15 @@ def published(
     of a call's name.
 
     Exit code 0 if what was judged conforms, 1 if it does not or a fault is accepted, 4 if no
-    function of the release answered here.
+    function of the release answered here; 130 and 143 after a signal, with what was found until
+    then.
     """
+    from ...properties.findings.report import TIME
     from ...properties.search.ending import Ending
     from ...properties.worker.pools import open_pool
+    from ..console.signals import SIGNALLED, ended_by_signals, signal_of
     from ..console.terminal import console
-    from .asking import Asked, judge_release
+    from .asking import Asked, NoTimeError, judge_release
     from .host import HANDLER
 
     outputs.check()
@@ -99,17 +102,25 @@ def published(
 
         path = [str(sandbox(release)), *sys.path]
     ending = Ending(math.inf if minutes is None else 60 * minutes)
-    found = judge_release(
-        Asked(device, seed, problems, seconds, ending),
-        lambda size: open_pool(device, size=size, handler=HANDLER, sys_path=path),
-        names=names,
-        jobs=jobs,
-        tell=lambda said: show_call(said, show),
-    )
+    try:
+        with ended_by_signals(ending.end), ending.watched():
+            found = judge_release(
+                Asked(device, seed, problems, seconds, ending),
+                lambda size: open_pool(device, size=size, handler=HANDLER, sys_path=path),
+                names=names,
+                jobs=jobs,
+                tell=lambda said: show_call(said, show),
+            )
+    except NoTimeError:
+        if ending.asked in ("", TIME):
+            raise
+        return SIGNALLED + signal_of(ending.asked)
     summary = summarise(found)
     for line in summary_lines(found, summary):
         show(line)
     outputs.write({"--json": lambda: {"schema": SCHEMA, **found, "summary": summary}})
+    if ending.asked not in ("", TIME):
+        return SIGNALLED + signal_of(ending.asked)
     if summary["findings"] or summary["accepted"] or summary["accused"]:
         return NONCONFORMING
     return CONFORMING if summary["judged"] else INCOMPLETE

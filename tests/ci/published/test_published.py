@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import sys
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +17,7 @@ import pytest
 import torch
 
 from kernelproof.ci.cli import main
+from kernelproof.ci.published import command
 from kernelproof.ci.published.answers import NoAnswerError, Said, ask
 from kernelproof.ci.published.asking import NO_MEMORY, Asked, Calls, UnpublishedError, read
 from kernelproof.ci.published.comparing import compare
@@ -91,6 +95,20 @@ def test_an_axis_of_one_element_too_many_is_the_only_finding(judged: dict[str, A
     assert {finding["why"].split(":")[0] for finding in findings_of(call)} == {"shape"}
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_what_was_found(
+    number: signal.Signals, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = threading.Timer(2.0, lambda: os.kill(os.getpid(), number))
+    monkeypatch.setattr(command, "show_call", lambda said, _: said["problems"] and sent.start())
+    report = tmp_path / "report.json"
+    names = ["norm_codes", "norm_hangs"]
+    assert main(["published", stand_in(tmp_path), *names, "--json", str(report)]) == code
+    right, hangs = json.loads(report.read_text())["calls"]
+    assert (right["state"], hangs["state"]) == ("judged", "ended")
+    assert (hangs["why"], hangs["findings"]) == ("cut short by the end of the run, in run", [])
+
+
 def test_what_did_not_answer_is_counted_apart(judged: dict[str, Any]) -> None:
     states = {each["name"]: each["state"] for each in judged["calls"]}
     assert states["norm_refuses"] == "reference only"
@@ -107,8 +125,8 @@ def test_what_did_not_answer_is_counted_apart(judged: dict[str, Any]) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_graph_that_answers_otherwise_breaks_its_law(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    command = ["published", stand_in(tmp_path), "norm_graph", "norm_right", "--device", "cuda"]
-    assert main([*command, "--json", str(report)]) == 1
+    asked = ["published", stand_in(tmp_path), "norm_graph", "norm_right", "--device", "cuda"]
+    assert main([*asked, "--json", str(report)]) == 1
     judged = json.loads(report.read_text())
     assert findings(judged, "norm_graph") == {"graph"}
     assert findings(judged, "norm_right") == set()
