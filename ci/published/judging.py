@@ -297,13 +297,28 @@ def judge_graph(
     """Return what is found of a call that is captured in a CUDA graph and replayed."""
     if device == "cpu":
         return []
+    return _judge_part(published, device, seed, stages, _graph)
+
+
+def _judge_part(
+    published: Published, device: str, seed: int, stages: Monitor, law: Callable[..., None]
+) -> list[dict[str, Any]]:
+    """Return what is found by a law of the first problem that a call answers."""
     for axes, made in problems_of(published, device, seed):
-        inputs, called = _answering(published, drawn_inputs(published, made), stages)
-        if isinstance(called, Called):
-            answer: dict[str, Any] = {"state": "answered", "laws": [], "findings": []}
-            _kept(answer, _graph, Subject(published, inputs, Said([], ""), stages), called)
+        subject = Subject(published, drawn_inputs(published, made), Said([], ""), stages)
+        answer: dict[str, Any] = {"state": "unjudged", "laws": [], "findings": []}
+        _kept(answer, _answered, subject, law)
+        if answer["state"] != "unjudged" or answer["findings"] or "why" in answer:
             return [{**_NOTHING, "axes": axes, "answer": answer}]
     return []
+
+
+def _answered(subject: Subject, law: Callable[..., None], found: dict[str, Any]) -> None:
+    """Judge by a law if a call answers."""
+    subject.inputs, called = _answering(subject.published, subject.inputs, subject.stages)
+    if isinstance(called, Called):
+        found["state"] = "answered"
+        law(subject, called, found)
 
 
 def _graph(subject: Subject, called: Called, found: dict[str, Any]) -> None:
@@ -326,8 +341,8 @@ def _graph(subject: Subject, called: Called, found: dict[str, Any]) -> None:
         ),
     )
     for where, *answers in groups:
-        alike = zip(*(map(subject.ordered, each) for each in answers), strict=True)
-        if any(same(one, two) and not same(one, three) for one, two, three in alike):
+        rows = zip(*(map(subject.ordered, each) for each in answers), strict=True)
+        if any(same(one, two) and not same(one, three) for one, two, three in rows):
             _report(found, "graph", f"{where}: a replayed graph answers otherwise")
 
 
@@ -335,14 +350,7 @@ def judge_far(
     published: Published, device: str, seed: int, stages: Monitor
 ) -> list[dict[str, Any]]:
     """Return what is found of a call of whose inputs one has rows far apart."""
-    for axes, made in problems_of(published, device, seed):
-        inputs = drawn_inputs(published, made)
-        called = _first_call(published, inputs, stages)
-        if isinstance(called, Called):
-            answer: dict[str, Any] = {"state": "answered", "laws": [], "findings": []}
-            _kept(answer, _far, Subject(published, inputs, Said([], ""), stages), called)
-            return [{**_NOTHING, "axes": axes, "answer": answer}]
-    return []
+    return _judge_part(published, device, seed, stages, _far)
 
 
 def _far(subject: Subject, dense: Called, found: dict[str, Any]) -> None:
@@ -362,10 +370,14 @@ def _far(subject: Subject, dense: Called, found: dict[str, Any]) -> None:
         found["laws"] = ["far"]
         if alike(dense, called):
             continue
-        arguments = reference_arguments(
-            subject.published.template, on(_place(subject.inputs), subject.inputs)
-        )
-        said = ask(subject.published.template.reference, arguments)
+        template = subject.published.template
+        try:
+            inputs = on(_place(subject.inputs), subject.inputs)
+            said = ask(template.reference, reference_arguments(template, inputs))
+        except NoAnswerError as error:
+            unsure = f"another answer than that of dense rows, but {error}"
+            _report(found, "far", f"of {path}: {unsure}")
+            continue
         answer: dict[str, Any] = {"laws": [], "findings": []}
         _parity(replace(subject, said=said), called, answer, "far")
         for finding in answer["findings"]:

@@ -17,19 +17,21 @@ import pytest
 import torch
 
 from kernelproof.ci.cli import main
-from kernelproof.ci.published import command
+from kernelproof.ci.published import command, judging
 from kernelproof.ci.published.answers import NoAnswerError, Said, ask
 from kernelproof.ci.published.asking import NO_MEMORY, Asked, Calls, UnpublishedError, read
 from kernelproof.ci.published.comparing import compare
 from kernelproof.ci.published.faults import FAULTS, seeded
 from kernelproof.ci.published.host import HANDLER
+from kernelproof.ci.published.judging import LostDeviceError
 from kernelproof.ci.published.known import ARITHMETIC, known_text
+from kernelproof.ci.published.release import Published
 from kernelproof.ci.published.summary import findings_of, summarise, summary_lines
 from kernelproof.properties.findings.report import TIME
 from kernelproof.properties.isolation.outcome import KILLED_FOR_MEMORY, Outcome
 from kernelproof.properties.search.ending import Ending
 from kernelproof.properties.worker.pools import open_pool
-from kernelproof.tests.ci.published.stand_in import FEW, stand_in
+from kernelproof.tests.ci.published.stand_in import CALLS, FEW, stand_in
 
 BROKEN = {
     "norm_code_off": "parity",
@@ -157,13 +159,27 @@ def test_modules_that_exist_come_first_and_others_are_named(tmp_path: Path) -> N
         assert calls.to_json() == then
 
 
+UNSURE = """
+
+def refusing(rows, weight):
+    raise ValueError("not here")
+
+
+@flashinfer_api(trace=template(reference=refusing))
+def norm_unsure(input, weight):
+    return norm_far(input, weight)
+"""
+"""A call that breaks the law of far rows, and whose reference has no answer."""
+
+
 def test_rows_that_are_far_apart_have_a_law(tmp_path: Path) -> None:
     asked = Asked("cpu", 0, 1, 25.0, Ending())
-    with open_pool("cpu", handler=HANDLER, sys_path=[stand_in(tmp_path), *sys.path]) as pool:
+    path = [stand_in(tmp_path, CALLS + UNSURE), *sys.path]
+    with open_pool("cpu", handler=HANDLER, sys_path=path) as pool:
         places = {each["name"]: n for n, each in enumerate(read(pool, asked)["calls"])}
         found: dict[str, Any] = {}
         with pool.lease() as worker:
-            for name in ("norm_far", "norm_right", "norm_strides"):
+            for name in ("norm_far", "norm_right", "norm_strides", "norm_unsure"):
                 question = {"device": "cpu", "seed": 0, "compile": True, "part": "far"}
                 outcome = worker.run({**question, "call": places[name]}, asked.deadlines())
                 assert outcome.result is not None, outcome.kind
@@ -172,6 +188,26 @@ def test_rows_that_are_far_apart_have_a_law(tmp_path: Path) -> None:
     assert answers["norm_right"] == {"state": "answered", "laws": ["far"], "findings": []}
     assert [each["law"] for each in answers["norm_far"]["findings"]] == ["far"]
     assert answers["norm_strides"]["laws"] == []  # its findings are those of strides
+    (unsure,) = answers["norm_unsure"]["findings"]
+    assert unsure["law"] == "far"
+    assert unsure["why"].endswith("its reference raises ValueError: not here")
+
+
+def test_a_device_that_a_parts_first_call_loses_is_a_finding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def loses(law: str, error: Exception) -> None:
+        raise LostDeviceError(law, error)
+
+    monkeypatch.setattr(judging, "problems_of", lambda *_: [({"tokens": 3}, {})])
+    monkeypatch.setattr(judging, "drawn_inputs", lambda _, made: made)
+    monkeypatch.setattr(judging, "call", lambda *_: 1 // 0)
+    monkeypatch.setattr(judging, "check_device", loses)
+    stages: Any = None
+    for part in (judging.judge_far, judging.judge_graph):
+        (found,) = part(Published("one", "one", None, None), "cuda", 0, stages)
+        assert found["answer"]["lost"]
+        assert [each["law"] for each in found["answer"]["findings"]] == ["crashes"]
 
 
 def test_a_release_without_templates_says_so_in_a_sentence(tmp_path: Path) -> None:
@@ -429,14 +465,14 @@ def test_what_is_found_stays_where_something_raises_later(tmp_path: Path) -> Non
     assert first["why"] == "OutOfMemoryError: no memory"
 
 
-def judging(asked: Asked, told: list[dict[str, Any]]) -> Calls:
+def calls_of(asked: Asked, told: list[dict[str, Any]]) -> Calls:
     """Return the calls of a release that has one."""
     return Calls(asked, {"version": "9.9", "chip": 90, "calls": [ONE]}, [], told.append)
 
 
 def test_a_second_answer_that_ends_keeps_what_the_first_has_found() -> None:
     asked, told = Asked("cpu", 0, 1, 25.0, Ending()), list[dict[str, Any]]()
-    calls = judging(asked, told)
+    calls = calls_of(asked, told)
     wrong = {"state": "answered", "findings": [{"law": "parity", "why": "wrong"}]}
     problem = {"axes": {}, "arithmetic": "", "accused": [], "faults": {}, "answer": wrong}
     first = done(problems=[problem], module="norm", why="module norm is not compiled")
@@ -477,7 +513,7 @@ CROWDS = {
 @pytest.mark.parametrize("crowd", CROWDS)
 def test_a_call_without_memory_is_told_once(crowd: str) -> None:
     asked, told = Asked("cpu", 0, 1, 25.0, Ending()), list[dict[str, Any]]()
-    calls = judging(asked, told)
+    calls = calls_of(asked, told)
     for last in (False, True):
         calls.ask(pool_of(*CROWDS[crowd]), 1, [0], last=last)
         assert (calls.crowded(), told) == ([0], [])
