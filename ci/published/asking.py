@@ -10,11 +10,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from ...fixtures.suggestions import did_you_mean
 from ...properties.isolation.outcome import Outcome
 from ...properties.isolation.stages import Deadlines
 from ...properties.isolation.workers import Worker, WorkerPool
 from ...properties.search.ending import Ending
-from ..console.errors import MachineError
+from ..console.errors import MachineError, UsageRefusedError
 from .known import known_text
 
 START = 240.0
@@ -137,6 +138,11 @@ class Asked:
         return {**ended, "why": why}
 
 
+def _has(call: Mapping[str, Any], part: str) -> bool:
+    """Whether a part of a name is one of a call's."""
+    return part in call["name"] or part in call["api"]
+
+
 def _by_turns(chosen: Sequence[int], groups: Mapping[int, str]) -> list[int]:
     """Return calls so that neighbours are of different groups: those of a module wait for one."""
     members: dict[str, list[int]] = defaultdict(list)
@@ -169,6 +175,9 @@ class Calls:
         release: what the release publishes.
         names: parts of names; none: all.
         tell: called with each call that is judged, once.
+
+    Raises:
+        UsageRefusedError: a part is one of no call.
     """
 
     def __init__(
@@ -181,10 +190,15 @@ class Calls:
         self.asked, self.tell = asked, tell
         self.release: Mapping[str, Any] = release
         self.calls: Sequence[Mapping[str, Any]] = release["calls"]
+        for part in names:
+            if not any(_has(each, part) for each in self.calls):
+                meant = did_you_mean(part, [each["name"] for each in self.calls])
+                message = f"{part}: {meant}no published call has that in its name"
+                raise UsageRefusedError(message)
         self.chosen = [
             number
             for number, each in enumerate(self.calls)
-            if not names or any(part in each["name"] or part in each["api"] for part in names)
+            if not names or any(_has(each, part) for part in names)
         ]
         self.found = {n: _lacking(self.calls[n]) for n in self.chosen if self.calls[n]["lacks"]}
         self._told = set(self.found)
@@ -294,6 +308,7 @@ def judge_release(
         UnpublishedError: it publishes nothing.
         NoTimeError: the run ends before it is read.
         MachineError: it cannot be read.
+        UsageRefusedError: a part is one of no call.
     """
     with opened(jobs) as pool, asked.ending.closing(pool.close):
         calls = Calls(asked, read(pool, asked), names, tell)

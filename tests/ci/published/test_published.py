@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from kernelproof.ci.cli import main
+from kernelproof.ci.console.errors import UsageRefusedError
 from kernelproof.ci.published import command, judging
 from kernelproof.ci.published.answers import NoAnswerError, Said, ask
 from kernelproof.ci.published.asking import NO_MEMORY, Asked, Calls, UnpublishedError, read
@@ -468,6 +469,12 @@ def test_what_is_found_stays_where_something_raises_later(tmp_path: Path) -> Non
 def calls_of(asked: Asked, told: list[dict[str, Any]]) -> Calls:
     """Return the calls of a release that has one."""
     return Calls(asked, {"version": "9.9", "chip": 90, "calls": [ONE]}, [], told.append)
+
+
+def test_a_name_that_no_call_has_is_refused() -> None:
+    asked, release = Asked("cpu", 0, 1, 25.0, Ending()), {"calls": [ONE]}
+    with pytest.raises(UsageRefusedError, match="onee: did you mean one[?] no published call"):
+        Calls(asked, release, ["on", "onee"], print)
 
 
 def test_a_second_answer_that_ends_keeps_what_the_first_has_found() -> None:
