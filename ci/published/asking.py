@@ -16,7 +16,7 @@ from ...properties.isolation.stages import Deadlines
 from ...properties.isolation.workers import Worker, WorkerPool
 from ...properties.search.ending import Ending
 from ..console.errors import MachineError, UsageRefusedError
-from .known import known_text
+from .known import On, known_text
 
 START = 240.0
 """Seconds in which a worker has read its release."""
@@ -158,11 +158,11 @@ def _lacks_memory(said: Mapping[str, Any]) -> bool:
     return any(NO_MEMORY in each for each in whys)
 
 
-def _with_known(said: dict[str, Any], chip: int) -> dict[str, Any]:
+def _with_known(said: dict[str, Any], on: On) -> dict[str, Any]:
     """Return a call with the text of each finding that is known."""
     answers = [each["answer"].get("findings", ()) for each in said["problems"]]
     for finding in (*said.get("findings", ()), *(each for group in answers for each in group)):
-        if text := known_text(said["name"], finding["law"], finding["why"], chip):
+        if text := known_text(said["name"], finding["law"], finding["why"], on):
             finding["known"] = text
     return said
 
@@ -231,7 +231,8 @@ class Calls:
             said = {**_lacking(call), "state": "ended", "why": why}
             if self.asked.ending.over:  # the pool was closed before it was asked
                 said |= {"why": "cut short by the end of the run", "cut": True}
-        return _with_known(said, self.release["chip"]) if self.asked.known else said
+        on = On(self.release["chip"], self.release["version"])
+        return _with_known(said, on) if self.asked.known else said
 
     def _keep(self, number: int, said: dict[str, Any], *, last: bool) -> None:
         with self._lock:

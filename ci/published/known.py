@@ -5,6 +5,33 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+SEEN = "<=0.7.2.post1"
+"""Releases up to the last one in which all of them were read or seen: later ones may differ."""
+
+
+@dataclass(frozen=True)
+class On:
+    """What a finding was seen on.
+
+    Attributes:
+        chip: compute capability of the device, times ten; 0 of a CPU, on which none is known.
+        release: version of FlashInfer.
+    """
+
+    chip: int
+    release: str
+
+    def is_of(self, releases: str) -> bool:
+        """Whether the release is one of these; one without a version is of none."""
+        # Imported here: a worker that has a release imports this module too.
+        from packaging.specifiers import SpecifierSet
+        from packaging.version import InvalidVersion, Version
+
+        try:
+            return SpecifierSet(releases).contains(Version(self.release), prereleases=True)
+        except InvalidVersion:
+            return False
+
 
 @dataclass(frozen=True)
 class Known:
@@ -16,6 +43,7 @@ class Known:
         reason: what is wrong, and where that was read.
         like: what a finding's sentence begins with.
         below: the compute capability, times ten, from which on they do not.
+        releases: the releases in which they do.
     """
 
     names: re.Pattern[str]
@@ -23,12 +51,15 @@ class Known:
     reason: str
     like: str = ""
     below: int = 1000
+    releases: str = SEEN
 
-    def explains(self, name: str, law: str, why: str, chip: int) -> bool:
-        """Whether it is why a call breaks a law on a chip."""
-        if law not in self.laws or chip >= self.below or not why.startswith(self.like):
+    def explains(self, name: str, law: str, why: str, on: On) -> bool:
+        """Whether it is why a call breaks a law there."""
+        if law not in self.laws or not why.startswith(self.like):
             return False
-        return self.names.fullmatch(name) is not None
+        if not 0 < on.chip < self.below or self.names.fullmatch(name) is None:
+            return False
+        return on.is_of(self.releases)
 
 
 KNOWN = (
@@ -159,6 +190,6 @@ ARITHMETIC = {
 """Calls whose kernels are known to round or to order what their references do not, by name."""
 
 
-def known_text(name: str, law: str, why: str, chip: int) -> str:
+def known_text(name: str, law: str, why: str, on: On) -> str:
     """Return why a call breaks a law; empty if that is not known."""
-    return next((each.reason for each in KNOWN if each.explains(name, law, why, chip)), "")
+    return next((each.reason for each in KNOWN if each.explains(name, law, why, on)), "")

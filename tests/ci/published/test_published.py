@@ -25,7 +25,7 @@ from kernelproof.ci.published.comparing import compare
 from kernelproof.ci.published.faults import FAULTS, seeded
 from kernelproof.ci.published.host import HANDLER
 from kernelproof.ci.published.judging import LostDeviceError
-from kernelproof.ci.published.known import ARITHMETIC, known_text
+from kernelproof.ci.published.known import ARITHMETIC, On, known_text
 from kernelproof.ci.published.release import Published
 from kernelproof.ci.published.summary import findings_of, summarise, summary_lines
 from kernelproof.properties.findings.report import TIME
@@ -227,14 +227,39 @@ def test_a_release_without_templates_says_so_in_a_sentence(tmp_path: Path) -> No
             read(pool, asked)
 
 
+H200 = On(90, "0.7.2.post1")
+
+
 def test_findings_that_are_settled_are_known() -> None:
-    assert "without an error" in known_text("silu_and_mul", "strides", "of input: ...", 90)
-    assert not known_text("silu_and_mul", "parity", "", 90)
-    assert not known_text("silu_and_mul_quantize", "strides", "", 90)
-    assert "compiled to nothing" in known_text("fp4_quantize", "repeats", "", 90)
-    assert not known_text("fp4_quantize", "repeats", "", 100)
-    assert known_text("mono_moe", "parity", "elements: 0: 9 of 10 elements", 90)
-    assert not known_text("mono_moe", "parity", "nan: 0: 9 elements are NaN", 90)
+    assert "without an error" in known_text("silu_and_mul", "strides", "of input: ...", H200)
+    assert not known_text("silu_and_mul", "parity", "", H200)
+    assert not known_text("silu_and_mul_quantize", "strides", "", H200)
+    assert "compiled to nothing" in known_text("fp4_quantize", "repeats", "", H200)
+    assert known_text("mono_moe", "parity", "elements: 0: 9 of 10 elements", H200)
+    assert not known_text("mono_moe", "parity", "nan: 0: 9 elements are NaN", H200)
+
+
+@pytest.mark.parametrize("name", ["silu_and_mul", "fp4_quantize", "mono_moe"])
+@pytest.mark.parametrize(
+    ("on", "known"),
+    [
+        (On(90, "0.6.13"), True),
+        (On(90, "0.7.2.post1+cu130"), True),
+        (On(90, "0.7.3"), False),
+        (On(90, "0.8.0rc1"), False),
+        (On(0, "0.7.2.post1"), False),
+        (On(90, "main"), False),
+    ],
+)
+def test_known_findings_are_those_of_a_gpu_and_of_releases(
+    name: str, on: On, *, known: bool
+) -> None:
+    law = "strides" if name == "silu_and_mul" else "parity"
+    assert bool(known_text(name, law, "elements: 0: wrong", on)) is known
+
+
+def test_a_chip_bounds_what_is_known_of_it() -> None:
+    assert not known_text("fp4_quantize", "repeats", "", On(100, "0.7.2.post1"))
 
 
 def test_infinities_have_a_sign_and_formats_are_not_coarser() -> None:
@@ -473,7 +498,7 @@ def calls_of(asked: Asked, told: list[dict[str, Any]]) -> Calls:
 
 def test_a_name_that_no_call_has_is_refused() -> None:
     asked, release = Asked("cpu", 0, 1, 25.0, Ending()), {"calls": [ONE]}
-    with pytest.raises(UsageRefusedError, match="onee: did you mean one[?] no published call"):
+    with pytest.raises(UsageRefusedError, match=r"onee: did you mean one[?] no published call"):
         Calls(asked, release, ["on", "onee"], print)
 
 
