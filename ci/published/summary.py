@@ -121,5 +121,6 @@ def brief(said: Mapping[str, Any]) -> dict[str, Any]:
             )
             for finding in found
         ],
+        "parts": dict(said.get("parts", {})),
         "accused": sorted({each["why"] for one in said["problems"] for each in one["accused"]}),
     }

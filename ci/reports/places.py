@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from ...properties.findings.causes import Cause, causes_of
 from ...properties.findings.report import ImplementationReport, LawReport
 from ..console.errors import INCOMPLETE
+from .published_calls import finding_texts
 from .summary import Summary, in_order
 
 Level = Literal["error", "warning"]
@@ -48,10 +49,12 @@ def located(summary: Summary) -> Iterator[Located]:
 
 
 def of_the_run(summary: Summary) -> Iterator[tuple[Level, str]]:
-    """Yield what is said of implementations that could not be judged, and of a weak run."""
+    """Yield what is said of implementations not judged, of published calls, and of a weak run."""
     failed = [each for each in in_order(summary.report.implementations) if each.error]
     for report in failed:
         yield "error", f"{report.name}: {report.error}"
+    for text in finding_texts(summary.published):
+        yield "error", text
     if summary.code == INCOMPLETE:
         yield "warning", summary.sentence
     elif summary.lost or (summary.verdict == "error" and not failed):

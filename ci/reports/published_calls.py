@@ -89,6 +89,13 @@ def finding_blocks(published: Published) -> Iterator[Block]:
         yield Block(f"{status}  {TITLE}: {name}  {each['law']}", each["why"], status, notes)
 
 
+def finding_texts(published: Published) -> Iterator[str]:
+    """Yield what is wrong of each new finding, on which problem, and how to see it again."""
+    for block in finding_blocks(published):
+        notes = [f"{name}: {text}" for name, text in block.notes]
+        yield "\n".join([f"{block.title}: {block.message}", *notes])
+
+
 def replay(published: Published, name: str) -> str:
     """Return the command that judges a call again."""
     where = f"--device {published['device']} --seed {published['seed']}"
@@ -116,6 +123,8 @@ def weak_lines(published: Published) -> Iterator[Line]:
     for call in published["calls"]:
         if call["state"] == "ended" and not call["findings"]:
             yield Line("note", f"{TITLE}: {call['name']}: {call['why']}", "yellow")
+        for part, why in call["parts"].items():
+            yield Line("note", f"{TITLE}: {call['name']}: {part} not judged: {why}", "yellow")
     if faults := published["summary"]["accepted"]:
         yield Line("note", f"{TITLE}: seeded faults accepted: {'; '.join(faults)}", "yellow")
 

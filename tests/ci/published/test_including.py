@@ -20,6 +20,7 @@ from kernelproof.ci.published.including import (
     judge_installed,
     without,
 )
+from kernelproof.ci.published.summary import brief
 from kernelproof.ci.reports.published_calls import (
     broken_laws,
     exit_code,
@@ -63,7 +64,7 @@ def test_a_gate_judges_published_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(stand_in(tmp_path, FEW))
-    code, report = gate(tmp_path)
+    code, report = gate(tmp_path, "--sarif", str(tmp_path / "gate.sarif"), "--annotations")
     assert code == report["exit_code"] == 1
     published = report["published"]
     states = {each["name"]: each["state"] for each in published["calls"]}
@@ -71,8 +72,13 @@ def test_a_gate_judges_published_calls(
     assert published["summary"]["findings"] == ["norm_code_off", "norm_offset"]
     assert "5 judged by FlashInfer's own function; 2 new findings, 0 known" in report["message"]
     replay = "kernelproof published installed norm_offset --device cpu --seed 0"
-    for text in (capfd.readouterr().out, (tmp_path / "gate.html").read_text()):
+    out = capfd.readouterr().out
+    for text in (out, *((tmp_path / f"gate.{each}").read_text() for each in ("html", "sarif"))):
         assert replay in text
+    notes = [line for line in out.splitlines() if line.startswith("::error title=kernelproof::")]
+    assert [each.split("%0A")[0].split("published calls: ")[1].split()[0] for each in notes] == [
+        *("norm_code_off", "norm_offset"),
+    ]
     assert (tmp_path / "gate.xml").read_text().count("<failure") == len(("code_off", "offset"))
 
 
@@ -181,6 +187,13 @@ def test_what_was_not_compiled_is_named_and_nothing_judged_is_incomplete() -> No
     assert "not compiled: published calls: module norm_module: norm" in told
     assert "not begun: published calls: rope" in told
     assert "1 by their reference only, 1 not compiled, 1 not begun" in sentence(found)
+
+
+def test_what_a_call_was_not_judged_by_is_noted() -> None:
+    said = {"name": "norm", "api": "norms.norm", "state": "judged", "problems": []}
+    call = brief({**said, "parts": {"graph": "SIGKILL in stage judge"}})
+    told = [each.text for each in weak_lines(published(calls=[call]))]
+    assert "published calls: norm: graph not judged: SIGKILL in stage judge" in told
 
 
 def test_an_accused_reference_is_a_finding() -> None:
