@@ -33,7 +33,7 @@ ACCUSING: Mapping[str, tuple[str, Sequence[str]]] = {
 """Laws that the end of a process breaks, and the stages in which the call is its cause; what
 crashes as it specialises is a compiler."""
 Open = Callable[[int], AbstractContextManager[WorkerPool]]
-"""Opens so many workers that have a release on their path, and ``host.HANDLER``."""
+"""Opens a number of workers that have a release on their path, and ``host.HANDLER``."""
 
 
 class UnpublishedError(MachineError):

@@ -21,7 +21,7 @@ SECONDS = 60.0
 """Limit of what a call runs, and of its reference."""
 LEFT_OUT, UNSUPPORTED, FAILED, JUDGED = "left out", "unsupported", "failed", "judged"
 """What became of them: not asked, not there, not readable, asked."""
-ON_A_CPU = "on a CPU next to nothing but their references answers (`kernelproof published`)"
+ON_A_CPU = "on a CPU little more than their references answers (`kernelproof published`)"
 
 
 def without(device: str, part: str) -> dict[str, Any]:

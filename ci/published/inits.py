@@ -56,14 +56,14 @@ def _one_head(inputs: Inputs) -> Inputs:
 
 
 def _packed(inputs: Inputs) -> Inputs:
-    """Give ``trtllm_fmha_v2_prefill`` the layout it asks for, and queries, keys and values."""
+    """Return the layout that ``trtllm_fmha_v2_prefill`` asks for, and queries, keys and values."""
     one = inputs["qkv"]
     packed = torch.stack([one, one.roll(1, 1), one.flip(-1)], 1)
     return {"qkv": packed, "input_layout": "PACKED_QKV"}
 
 
 def _tables(inputs: Inputs) -> Inputs:
-    """Give each score of ``top_k_page_table_transform`` a page, and each row a table."""
+    """Return a page for each score of ``top_k_page_table_transform``, and a table for each row."""
     scores, table = inputs["input"], inputs["src_page_table"]
     rows, width = scores.shape[0], max(scores.shape[1], table.shape[1])
     # Rows that have the same table, and pages that are not those of other rows in order.

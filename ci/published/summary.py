@@ -1,4 +1,4 @@
-"""What a run of published calls comes to: findings, seeded faults that were accepted, counts."""
+"""The summary of a run of published calls: findings, accepted seeded faults, counts."""
 
 from __future__ import annotations
 

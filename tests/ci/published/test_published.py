@@ -103,7 +103,12 @@ def test_a_signal_leaves_what_was_found(
     number: signal.Signals, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = threading.Timer(2.0, lambda: os.kill(os.getpid(), number))
-    monkeypatch.setattr(command, "show_call", lambda said, _: said["problems"] and sent.start())
+
+    def show(said: dict[str, Any], _: object) -> None:
+        if said["problems"]:
+            sent.start()
+
+    monkeypatch.setattr(command, "show_call", show)
     report = tmp_path / "report.json"
     names = ["norm_codes", "norm_hangs"]
     assert main(["published", stand_in(tmp_path), *names, "--json", str(report)]) == code
