@@ -21,6 +21,7 @@ from kernelproof.ci.console.errors import UsageRefusedError
 from kernelproof.ci.published import command, judging
 from kernelproof.ci.published.answers import NoAnswerError, Said, ask
 from kernelproof.ci.published.asking import NO_MEMORY, Asked, Calls, UnpublishedError, read
+from kernelproof.ci.published.calling import Called
 from kernelproof.ci.published.comparing import compare
 from kernelproof.ci.published.faults import FAULTS, seeded
 from kernelproof.ci.published.host import HANDLER
@@ -32,7 +33,7 @@ from kernelproof.properties.findings.report import TIME
 from kernelproof.properties.isolation.outcome import KILLED_FOR_MEMORY, Outcome
 from kernelproof.properties.search.ending import Ending
 from kernelproof.properties.worker.pools import open_pool
-from kernelproof.tests.ci.published.stand_in import CALLS, FEW, stand_in
+from kernelproof.tests.ci.published.stand_in import FEW, stand_in
 
 BROKEN = {
     "norm_code_off": "parity",
@@ -165,27 +166,13 @@ def test_modules_that_exist_come_first_and_others_are_named(tmp_path: Path) -> N
         assert calls.to_json() == then
 
 
-UNSURE = """
-
-def refusing(rows, weight):
-    raise ValueError("not here")
-
-
-@flashinfer_api(trace=template(reference=refusing))
-def norm_unsure(input, weight):
-    return norm_far(input, weight)
-"""
-"""A call that breaks the law of far rows, and whose reference has no answer."""
-
-
 def test_rows_that_are_far_apart_have_a_law(tmp_path: Path) -> None:
     asked = Asked("cpu", 0, 1, 25.0, Ending())
-    path = [stand_in(tmp_path, CALLS + UNSURE), *sys.path]
-    with open_pool("cpu", handler=HANDLER, sys_path=path) as pool:
+    with open_pool("cpu", handler=HANDLER, sys_path=[stand_in(tmp_path), *sys.path]) as pool:
         places = {each["name"]: n for n, each in enumerate(read(pool, asked)["calls"])}
         found: dict[str, Any] = {}
         with pool.lease() as worker:
-            for name in ("norm_far", "norm_right", "norm_strides", "norm_unsure"):
+            for name in ("norm_far", "norm_right", "norm_strides"):
                 question = {"device": "cpu", "seed": 0, "compile": True, "part": "far"}
                 outcome = worker.run({**question, "call": places[name]}, asked.deadlines())
                 assert outcome.result is not None, outcome.kind
@@ -194,9 +181,29 @@ def test_rows_that_are_far_apart_have_a_law(tmp_path: Path) -> None:
     assert answers["norm_right"] == {"state": "answered", "laws": ["far"], "findings": []}
     assert [each["law"] for each in answers["norm_far"]["findings"]] == ["far"]
     assert answers["norm_strides"]["laws"] == []  # its findings are those of strides
-    (unsure,) = answers["norm_unsure"]["findings"]
-    assert unsure["law"] == "far"
-    assert unsure["why"].endswith("its reference raises ValueError: not here")
+
+
+def test_far_rows_that_answer_otherwise_are_a_finding_without_a_reference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuses(*_: object) -> None:
+        message = "its reference raises ValueError: not here"
+        raise NoAnswerError(message)
+
+    alike = iter((True, False))
+    called: Any = Called.__new__(Called)
+    monkeypatch.setattr(judging, "problems_of", lambda *_: [({}, {"input": torch.zeros(2, 2)})])
+    monkeypatch.setattr(judging, "drawn_inputs", lambda _, made: made)
+    monkeypatch.setattr(judging, "may_be_far", lambda _: True)
+    monkeypatch.setattr(judging, "alike", lambda *_: next(alike))
+    monkeypatch.setattr(judging, "call", lambda *_, **__: called)
+    monkeypatch.setattr(judging, "reference_arguments", refuses)
+    stages: Any = None
+    published = Published("one", "one", None, SimpleNamespace(reference=None))
+    (found,) = judging.judge_far(published, "cpu", 0, stages)
+    (finding,) = found["answer"]["findings"]
+    assert finding["law"] == "far"
+    assert finding["why"].endswith("its reference raises ValueError: not here")
 
 
 def test_a_device_that_a_parts_first_call_loses_is_a_finding(
