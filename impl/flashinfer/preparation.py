@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...reference import BatchProblem, RearrangeProblem
+from ...reference import Arithmetic, BatchProblem, RearrangeProblem
 from ...reference.tensors.preparation import BatchInputs
 from ...reference.tensors.rearrange import RearrangeInputs
 from ..protocol import Implementation, implementation
@@ -15,8 +15,10 @@ from ..targets.backends import FLASHINFER
 from ..targets.optional import missing, require
 from ..targets.refusal import Refusal
 from ..targets.target import Target
-from .backends import one_module
+from .backends import Backend, one_module
 from .claims import Refuses, offered, unavailable
+from .libraries import library_named
+from .moe import CUTLASS
 from .triton import unavailable as triton_unavailable
 
 PAGE, PACKBITS = "flashinfer.page", "flashinfer.quantization.packbits"
@@ -97,14 +99,28 @@ def segment_packbits(inputs: BatchInputs) -> Mapping[str, torch.Tensor]:
 
 
 FP4, EXPERTS = "flashinfer.quantization.fp4_quantization", "flashinfer.fused_moe.prepare"
-ON_A_GPU = {"scales_128x4", "rows_128x4", "int4_mixed"}
-"""Orders that CUDA kernels make; the others are made of torch's operations."""
+FP4_MODULE = Backend(
+    "fp4",
+    Arithmetic(),
+    compile_key=one_module("fp4-quantization"),
+    library=library_named("fp4_quantization_{sm}"),
+    build_ahead=True,
+)
+LEAST_SM = {"fp4": 90, "cutlass": 89}
+"""The oldest chip that FlashInfer builds a module for."""
 
 
 def _arranger(
-    arrangement: str, module: str, function: str
+    arrangement: str, module: str, function: str, backend: Backend | None = None
 ) -> Callable[[Callable[[RearrangeInputs], Any]], Implementation]:
-    """Make an implementation of a function that makes one order, for use as a decorator."""
+    """Make an implementation of a function that makes one order, for use as a decorator.
+
+    Args:
+        arrangement: the order.
+        module: FlashInfer's module.
+        function: its name there.
+        backend: what is compiled for its CUDA kernel; None: it is made of torch's operations.
+    """
     is_there = offered(module, function)
 
     def supports(problem: RearrangeProblem, target: Target) -> Refusal | str | bool:
@@ -112,20 +128,32 @@ def _arranger(
             return lacking
         if problem.arrangement != arrangement:
             return f"{function} makes {arrangement}"
-        return (unavailable(problem, target) if arrangement in ON_A_GPU else None) or True
+        if backend is None:
+            return True
+        if absent := unavailable(problem, target):
+            return absent
+        least = LEAST_SM[backend.backend]
+        if target.sm is not None and target.sm < least:
+            return f"FlashInfer builds this for no chip older than SM{least}"
+        return True
 
     def decorate(called: Callable[[RearrangeInputs], Any]) -> Implementation:
         name = f"flashinfer-{function.replace('_', '-')}".removesuffix("-for-sm90-mixed-gemm")
-        compiled = one_module(module) if arrangement in ON_A_GPU else None
+        built: dict[str, Any] = {}
+        if backend is not None:
+            built = {
+                each: getattr(backend, each)
+                for each in ("compile_key", "library", "build_ahead", "build_minutes")
+            }
         declared = implementation(
-            "rearrange", name=name, provider=FLASHINFER, supports=supports, compile_key=compiled
+            "rearrange", name=name, provider=FLASHINFER, supports=supports, **built
         )
         return declared(called)
 
     return decorate
 
 
-@_arranger("scales_128x4", FP4, "block_scale_interleave")
+@_arranger("scales_128x4", FP4, "block_scale_interleave", FP4_MODULE)
 def block_scales(inputs: RearrangeInputs) -> Any:  # noqa: ANN401  untyped
     """Lay scales out as tensor cores read them."""
     return require(FP4, "flashinfer").block_scale_interleave(inputs.x)
@@ -137,7 +165,7 @@ def shuffled_rows(inputs: RearrangeInputs) -> Any:  # noqa: ANN401  untyped
     return require(FP4, "flashinfer").shuffle_matrix_a(inputs.x, inputs.tile)
 
 
-@_arranger("rows_128x4", FP4, "shuffle_matrix_sf_a")
+@_arranger("rows_128x4", FP4, "shuffle_matrix_sf_a", FP4_MODULE)
 def shuffled_scales(inputs: RearrangeInputs) -> Any:  # noqa: ANN401  untyped
     """Shuffle the rows of scales as trtllm-gen reads them, and lay them out."""
     return require(FP4, "flashinfer").shuffle_matrix_sf_a(inputs.x, inputs.tile)
@@ -150,7 +178,7 @@ def moe_scales(inputs: RearrangeInputs) -> Any:  # noqa: ANN401  untyped
     return module.interleave_moe_scales_for_sm90_mixed_gemm(inputs.x, inputs.group)
 
 
-@_arranger("int4_mixed", EXPERTS, "interleave_moe_weights_for_sm90_mixed_gemm")
+@_arranger("int4_mixed", EXPERTS, "interleave_moe_weights_for_sm90_mixed_gemm", CUTLASS)
 def moe_weights(inputs: RearrangeInputs) -> Any:  # noqa: ANN401  untyped
     """Interleave int4 weights as the experts of mixed formats read them on SM90."""
     module = require(EXPERTS, "flashinfer")
