@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -15,6 +16,7 @@ CONTROLS: list[SeededBug] = []
 REARRANGE, PARITY = "rearrange", "rearrange_parity"
 Layout = Callable[[torch.Tensor], torch.Tensor]
 TILE, GARBAGE = 128, 0x7F
+"""Rows of a tile of scales, and a byte that nobody wrote."""
 
 
 def _made(
@@ -199,13 +201,71 @@ def written_over_its_input(inputs: RearrangeInputs) -> torch.Tensor:
 _KEPT: dict[tuple[object, ...], torch.Tensor] = {}
 
 
-@seeded(BUGS, REARRANGE, "rearrange_again")
+@seeded(BUGS, REARRANGE, "rearrange_one_element")
 def answer_of_the_first_call(inputs: RearrangeInputs) -> torch.Tensor:
     """Keep an answer by its shape, and return it for other values too."""
     key = (inputs.arrangement, inputs.x.shape, inputs.x.dtype, inputs.tile, inputs.group)
     if len(_KEPT) > 64:  # noqa: PLR2004  as a cache that is cleared
         _KEPT.clear()
     return _KEPT.setdefault(key, _made(inputs).clone())
+
+
+_CALLS: dict[tuple[object, ...], int] = {}
+
+
+@seeded(BUGS, REARRANGE, "rearrange_again")
+def padding_cleared_while_warming_up(inputs: RearrangeInputs) -> torch.Tensor:
+    """Clear the padding in the first two calls of a shape that follow one another only."""
+    key = (inputs.arrangement, inputs.x.shape, inputs.x.dtype)
+    calls = _CALLS.get(key, 0) + 1
+    _CALLS.clear()
+    _CALLS[key] = calls
+    warm = calls > 2  # noqa: PLR2004
+    order = (0, 1, 4, 3, 2, 5)
+    return _made(inputs, swizzle=lambda x: _tiles(x, order, GARBAGE) if warm else swizzled(x))
+
+
+@seeded(BUGS, REARRANGE, PARITY)
+def columns_beyond_512(inputs: RearrangeInputs) -> torch.Tensor:
+    """Rearrange 512 columns of scales or of rows to be shuffled, and clear the others."""
+    return _without(inputs, ("rows", "scales_128x4"), (slice(None), slice(512, None)))
+
+
+@seeded(BUGS, REARRANGE, PARITY)
+def rows_beyond_128(inputs: RearrangeInputs) -> torch.Tensor:
+    """Shuffle 128 rows of weights, and clear the others."""
+    return _without(inputs, ("rows",), (slice(TILE, None), slice(None)))
+
+
+@seeded(BUGS, REARRANGE, PARITY)
+def rows_of_int4_beyond_64(inputs: RearrangeInputs) -> torch.Tensor:
+    """Interleave 64 rows of int4 weights, and clear the others."""
+    return _without(inputs, ("int4_mixed",), (slice(64, None), slice(None)))
+
+
+@seeded(BUGS, REARRANGE, PARITY)
+def folded_rows_beyond_256(inputs: RearrangeInputs) -> torch.Tensor:
+    """Fold the scales of 256 rows, and clear the others."""
+    return _without(inputs, ("scales_64x128",), (slice(256, None), slice(None)))
+
+
+@seeded(BUGS, REARRANGE, PARITY)
+def experts_beyond_the_third(inputs: RearrangeInputs) -> torch.Tensor:
+    """Lay out three experts' matrices, and clear the others."""
+    x = inputs.x.clone()
+    if x.dim() == 3:  # noqa: PLR2004  an axis of experts
+        x[3:] = 0
+    return _made(replace(inputs, x=x))
+
+
+def _without(
+    inputs: RearrangeInputs, arrangements: tuple[str, ...], where: tuple[slice, slice]
+) -> torch.Tensor:
+    """Rearrange with a part of each matrix cleared."""
+    x = inputs.x.clone()
+    if inputs.arrangement in arrangements:
+        x[..., where[0], where[1]] = 0
+    return _made(replace(inputs, x=x))
 
 
 @seeded(BUGS, REARRANGE, "slack_rows")

@@ -46,7 +46,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 def parity(subject: Subject, problem: RearrangeProblem) -> Verdict:
     """Compare every element with the oracle's, as bits."""
     inputs: RearrangeInputs = subject.materialise(problem)
-    # The oracle looks first: a call may change its inputs.
+    # Compute the expectation first: a call may change its inputs.
     expected = _bits(rearranged(inputs))
     return bitwise("out", answered(subject, problem, inputs), expected)
 

@@ -9,9 +9,10 @@ from ....reference import RearrangeProblem
 from ....reference.formats.rearrange import ARRANGEMENTS
 
 TILES, GROUPS = (128, 64, 256, 16), (32, 16, 64, 128)
+"""Rows of a tile of the kernel, and weights that share a scale."""
 REARRANGE_AXES: dict[str, tuple[Any, ...]] = {
     "arrangement": ARRANGEMENTS,
-    "matrices": (0, 1, 2, 3),
+    "matrices": (0, 1, 2, 3, 9),
     "dtype": ("uint8", "bfloat16"),
     "tile": TILES,
     "group": GROUPS,

@@ -23,9 +23,9 @@ MOST_GROUPS = 9
 SEVERAL_ROWS, SEVERAL_COLUMNS = 129, 5
 """Rows and columns of scales that fill several tiles."""
 
-TILES_DOWN, TILES_ACROSS = 4, 9
-"""Most tiles of a layout, down and across."""
-ODD = (1, 2, 3, 5, 31, 33, 96, 127, 128, 129, 200, 256, 260)
+TILES_DOWN, TILES_ACROSS = (1, 2, 3, 4, 9, 33), (*range(1, 10), 17, 65)
+"""Tiles of a layout, down and across, as far as work allows them."""
+ODD = (1, 2, 3, 5, 31, 33, 96, 127, 128, 129, 200, 256, 260, 520, 1025)
 """Rows and columns of scales that no tile needs to divide."""
 
 
@@ -133,16 +133,23 @@ def rearrange_problems(draw: st.DrawFn, axes: Axes) -> RearrangeProblem:
     """Draw one matrix, or one for each expert, and the order that it is to have."""
     fields = fields_of({name: draw(sampled(axes.allows(name))) for name in REARRANGE_AXES})
     rows, columns = step_of(fields)
-    most = max(axes.max_work // max(fields["matrices"], 1), 1)
-    down = rows * draw(sampled(ODD if rows == 1 else tuple(range(1, TILES_DOWN + 1))))
-    if fields["arrangement"].endswith("128x4"):  # whole tiles
+    most = max(axes.max_work // max(fields["matrices"], 1), rows * columns)
+    whole = fields["arrangement"].endswith("128x4")  # tiles, of 4 columns
+    down = rows * draw(
+        sampled(_fitting(ODD if rows == 1 else TILES_DOWN, most // (rows * columns)))
+    )
+    if whole:
         down = min(down, max(most // (4 * 128), 1) * 128)
-    across = max(1, min(most // (columns * max(down, 128)), 260))
-    counts = [each for each in ODD if each <= across] if columns == 1 else []
-    count = draw(sampled(tuple(counts) or tuple(range(1, min(across, TILES_ACROSS) + 1))))
+    across = most // (columns * (-(-down // 128) * 128 if whole else down))
+    count = draw(sampled(_fitting(ODD if columns == 1 else TILES_ACROSS, across)))
     return RearrangeProblem(
         rows=down,
         columns=columns * count,
         **fields,
         seed=draw(st.integers(0, LARGEST_SEED)),
     )
+
+
+def _fitting(counts: tuple[int, ...], most: int) -> tuple[int, ...]:
+    """Return the counts that are small enough; the first of all."""
+    return tuple(each for each in counts if each <= max(most, counts[0]))
