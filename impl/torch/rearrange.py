@@ -24,7 +24,7 @@ def rearrange(inputs: RearrangeInputs) -> torch.Tensor:
 
 
 def shuffled(x: torch.Tensor, tile: int) -> torch.Tensor:
-    """Deal the rows of each block of 32, or 16, to eight."""
+    """Shuffle each block's rows."""
     ways = 4 if tile % 128 == 0 else 2
     return x.reshape(-1, 8, ways, x.shape[1]).transpose(1, 2).reshape(x.shape)
 

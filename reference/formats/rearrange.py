@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..validation import listed
+from .scale_layouts import swizzle_scales_128x4
 
 ARRANGEMENTS = ("scales_128x4", "rows", "rows_128x4", "scales_64x128", "int4_mixed")
 """Orders of elements, see ``rearrange``."""
@@ -17,7 +18,7 @@ MIXED_ROWS, MIXED_BYTES = 16, 32
 WIDE_BLOCK, BLOCK = 32, 16
 """Rows of a block that is shuffled, where tiles have whole 128 rows, and elsewhere."""
 _LANES = 8
-"""Rows of one product of tensor cores, among which a block's rows are dealt."""
+"""Rows of one product of tensor cores, each of which gets as many rows of a block."""
 _SHORT = 4
 """Words of 16 bits that a group of lanes reads of a row, one each."""
 
@@ -27,16 +28,18 @@ def rearrange(
 ) -> torch.Tensor:
     """Return a matrix, or one for each expert, in the order in which a kernel reads it.
 
-    - ``scales_128x4``: row r and column c go to place (r % 32) * 16 + (r % 128 // 32) * 4 + c % 4
-      of the tile of 128 rows and 4 columns that has them; tiles follow one another row by row, and
-      what is added to whole tiles is 0.
+    - ``scales_128x4``: flat, as ``swizzle_scales_128x4`` has it. Padding is 0.
     - ``rows``: in blocks of 32 rows, or 16 where a tile has no whole 128, row r goes to place
-      (r % w) * 8 + r // w, where w is an eighth of the block.
+      (r % w) * 8 + r // w, where w is an eighth of the block (FlashInfer, ``utils.py``:
+      ``srcToDstBlk32RowMap``, ``srcToDstBlk16RowMap``).
     - ``rows_128x4``: the one, then the other.
     - ``scales_64x128``: of the scales of 64 rows and 128 channels, those of rows r, r + f,
-      r + 2 f ... lie side by side in 16 bytes, where f is 64 by their number.
+      r + 2 f ... lie side by side in 16 bytes, where f is 64 by their number (FlashInfer,
+      ``fused_moe/prepare.py``).
     - ``int4_mixed``: rows r and r + 8 of 16 share their words of 16 bits: of each eight words, row
-      r gets the first four of both, a word of each in turn, and row r + 8 the others.
+      r gets the first four of both, a word of each in turn, and row r + 8 the others. With
+      s = r % 16 // 8, word j of row r goes to row r - 8 s + 8 (j % 8 // 4) and there to word
+      8 (j // 8) + 2 (j % 4) + s (FlashInfer, ``moe_gemm_mixed_utils.cu``).
 
     Args:
         x: [rows, columns] or [experts, rows, columns].
@@ -49,58 +52,84 @@ def rearrange(
         rows / 64, channels / 128, f, elements of 16 bytes]; else of x's shape.
 
     Raises:
-        ValueError: another order, or a shape that it does not have.
+        ValueError: another order, or a shape, group or size of elements that it does not have.
     """
     if arrangement not in ARRANGEMENTS:
         message = f"arrangement is {arrangement!r}; it must be one of {listed(ARRANGEMENTS)}"
         raise ValueError(message)
-    if x.dim() not in (2, 3):
+    if x.dim() not in (2, 3) or not x.numel():
         message = f"x has shape {tuple(x.shape)}; it must be [rows, columns] or one an expert"
         raise ValueError(message)
-    if arrangement == "rows_128x4":
-        return rearrange(rearrange(x, "rows", tile=tile), "scales_128x4")
+    steps = step_of(arrangement, tile=tile, group=group, bytes_each=x.element_size())
+    for name, size, step in zip(("rows", "columns"), x.shape[-2:], steps, strict=True):
+        if size % step:
+            message = f"x has {size} {name}; they must be a multiple of {step} of {arrangement}"
+            raise ValueError(message)
+    if arrangement == "scales_128x4":
+        return swizzle_scales_128x4(x).flatten()
     rows, columns = x.shape[-2:]
     r = torch.arange(rows, device=x.device).unsqueeze(1)
     c = torch.arange(columns, device=x.device).unsqueeze(0)
-    if arrangement == "rows":
-        return _placed(x, _of_rows(r, c, columns, tile), x.shape)
     if arrangement == "int4_mixed":
         return _placed(x, _of_int4(r, c, columns), x.shape)
-    if arrangement == "scales_128x4":
-        across = -(-columns // TILE_COLUMNS)
-        down = -(-rows // TILE_ROWS)
-        count = down * across * TILE_ROWS * TILE_COLUMNS
-        experts = x.shape[0] if x.dim() == 3 else 1  # noqa: PLR2004  an axis of experts
-        return _placed(x, _of_128x4(r, c, across), (experts * count,), count)
-    width = FOLD_BYTES // x.element_size()
+    if arrangement == "scales_64x128":
+        many = steps[1]
+        width = FOLD_BYTES // x.element_size()
+        folded = FOLD_ROWS // (width // many)
+        shape = (*x.shape[:-2], rows // FOLD_ROWS, columns // many, folded, width)
+        return _placed(x, _of_64x128(r, c, columns // many, (many, folded, width)), shape)
+    shuffled = _placed(x, _of_rows(r, c, columns, block_of(tile)), x.shape)
+    return shuffled if arrangement == "rows" else swizzle_scales_128x4(shuffled).flatten()
+
+
+def block_of(tile: int) -> int:
+    """Return the rows of a block that is shuffled."""
+    return WIDE_BLOCK if tile % TILE_ROWS == 0 else BLOCK
+
+
+def step_of(arrangement: str, *, tile: int, group: int, bytes_each: int) -> tuple[int, int]:
+    """Return what rows and columns are multiples of.
+
+    Args:
+        arrangement, tile, group: see ``rearrange``.
+        bytes_each: bytes of an element.
+
+    Raises:
+        ValueError: there is no such order of these elements.
+    """
+    if tile < 1 or group < 1:
+        message = f"tile is {tile} and group {group}; they must be at least 1"
+        raise ValueError(message)
+    if arrangement == "int4_mixed" and bytes_each != 1:
+        message = "dtype must be uint8 of int4_mixed: two weights a byte"
+        raise ValueError(message)
     many = FOLD_CHANNELS // group
-    folded = FOLD_ROWS // (width // many)
-    shape = (*x.shape[:-2], rows // FOLD_ROWS, columns // many, folded, width)
-    return _placed(x, _of_64x128(r, c, columns // many, (many, folded, width)), shape)
+    whole = FOLD_CHANNELS % group == 0 and FOLD_BYTES // bytes_each % many == 0
+    if arrangement == "scales_64x128" and not whole:
+        message = f"group is {group}; it must be a divisor of 128 with whole rows of 16 bytes"
+        raise ValueError(message)
+    return {
+        "scales_128x4": (1, 1),
+        "rows": (block_of(tile), 1),
+        "rows_128x4": (TILE_ROWS, 1),
+        "scales_64x128": (FOLD_ROWS, many),
+        "int4_mixed": (MIXED_ROWS, MIXED_BYTES),
+    }[arrangement]
 
 
-def _placed(
-    x: torch.Tensor, places: torch.Tensor, shape: tuple[int, ...], count: int = 0
-) -> torch.Tensor:
-    """Return elements at their places in each expert's part, and 0 elsewhere."""
+def _placed(x: torch.Tensor, places: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return elements at their places in each expert's part."""
     flat = x.reshape(-1, places.numel())
-    found = flat.new_zeros((flat.shape[0], count or places.numel()))
+    found = torch.empty_like(flat)
     found[:, places.flatten()] = flat
     return found.reshape(shape)
 
 
-def _of_rows(r: torch.Tensor, c: torch.Tensor, columns: int, tile: int) -> torch.Tensor:
-    block = WIDE_BLOCK if tile % TILE_ROWS == 0 else BLOCK
+def _of_rows(r: torch.Tensor, c: torch.Tensor, columns: int, block: int) -> torch.Tensor:
     ways = block // _LANES
     within = r % block
     to = r // block * block + within % ways * _LANES + within // ways
     return to * columns + c
-
-
-def _of_128x4(r: torch.Tensor, c: torch.Tensor, across: int) -> torch.Tensor:
-    tile = r // TILE_ROWS * across + c // TILE_COLUMNS
-    within = r % 32 * 16 + r % TILE_ROWS // 32 * 4 + c % TILE_COLUMNS
-    return tile * (TILE_ROWS * TILE_COLUMNS) + within
 
 
 def _of_64x128(

@@ -5,18 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..formats.rearrange import (
-    ARRANGEMENTS,
-    BLOCK,
-    FOLD_BYTES,
-    FOLD_CHANNELS,
-    FOLD_ROWS,
-    MIXED_BYTES,
-    MIXED_ROWS,
-    TILE_COLUMNS,
-    TILE_ROWS,
-    WIDE_BLOCK,
-)
+from ..formats.rearrange import ARRANGEMENTS, TILE_COLUMNS, TILE_ROWS, step_of
 from .base import BaseProblem, check_at_least, check_one_of, refuse
 from .field_types import check_types
 
@@ -62,44 +51,20 @@ class RearrangeProblem(BaseProblem):
             refuse("matrices", self.matrices, "0 where rows are shuffled")
         if self.arrangement in ("scales_64x128", "int4_mixed") and not self.matrices:
             refuse("matrices", self.matrices, f"at least 1 of {self.arrangement}")
-        if self.arrangement == "int4_mixed" and self.dtype != "uint8":
-            refuse("dtype", self.dtype, "uint8 of int4_mixed: two weights a byte")
-        if self.arrangement == "scales_64x128" and self.slices is None:
-            refuse("group", self.group, "a divisor of 128 with whole rows of 16 bytes")
-        rows, columns = self.step
+        try:
+            rows, columns = self.step
+        except ValueError as error:
+            refuse("arrangement", self.arrangement, f"another: {error}")
         if self.rows % rows:
             refuse("rows", self.rows, f"a multiple of {rows} of {self.arrangement}")
         if self.columns % columns:
             refuse("columns", self.columns, f"a multiple of {columns} of {self.arrangement}")
 
     @property
-    def block(self) -> int:
-        """Rows of a block that is shuffled."""
-        return WIDE_BLOCK if self.tile % TILE_ROWS == 0 else BLOCK
-
-    @property
-    def scales_a_row(self) -> int:
-        """Scales of 128 channels of a row of weights."""
-        return FOLD_CHANNELS // self.group
-
-    @property
-    def slices(self) -> int | None:
-        """Slices of 64 rows that lie side by side; None where no whole number does."""
-        width = FOLD_BYTES // ELEMENTS[self.dtype]
-        if FOLD_CHANNELS % self.group or width % self.scales_a_row:
-            return None
-        return width // self.scales_a_row
-
-    @property
     def step(self) -> tuple[int, int]:
         """What rows and columns are multiples of."""
-        return {
-            "scales_128x4": (1, 1),
-            "rows": (self.block, 1),
-            "rows_128x4": (TILE_ROWS, 1),
-            "scales_64x128": (FOLD_ROWS, self.scales_a_row),
-            "int4_mixed": (MIXED_ROWS, MIXED_BYTES),
-        }[self.arrangement]
+        size = ELEMENTS[self.dtype]
+        return step_of(self.arrangement, tile=self.tile, group=self.group, bytes_each=size)
 
     @property
     def shape(self) -> tuple[int, ...]:

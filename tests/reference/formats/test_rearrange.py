@@ -8,12 +8,7 @@ import pytest
 import torch
 
 from kernelproof.impl.torch.rearrange import rearrange as by_axes
-from kernelproof.reference import (
-    RearrangeProblem,
-    materialise,
-    rearrange,
-    swizzle_scales_128x4,
-)
+from kernelproof.reference import RearrangeProblem, materialise, rearrange
 from kernelproof.reference.tensors.rearrange import rearranged
 
 PROBLEMS = [
@@ -48,13 +43,18 @@ def test_nothing_is_lost_and_only_zeros_are_added(problem: RearrangeProblem) -> 
     assert torch.equal(made, torch.cat([given, zeros]).sort().values)
 
 
-def test_scales_are_those_of_block_scaled_products() -> None:
-    x = torch.arange(260 * 6).reshape(260, 6) % 251
-    scales = x.to(torch.uint8)
-    assert torch.equal(rearrange(scales, "scales_128x4"), swizzle_scales_128x4(scales).flatten())
+def test_scales_lie_in_tiles_and_padding_is_zero() -> None:
+    scales = (torch.arange(260 * 6).reshape(260, 6) % 251).to(torch.uint8)
+    wanted = torch.zeros(3 * 2 * 512, dtype=torch.uint8)
+    for row in range(260):
+        for column in range(6):
+            tile = row // 128 * 2 + column // 4
+            place = row % 32 * 16 + row % 128 // 32 * 4 + column % 4
+            wanted[tile * 512 + place] = scales[row, column]
+    assert torch.equal(rearrange(scales, "scales_128x4"), wanted)
 
 
-def test_rows_are_dealt_to_eight() -> None:
+def test_rows_of_a_block_are_shuffled() -> None:
     rows = torch.arange(32, dtype=torch.uint8).unsqueeze(1)
     assert rearrange(rows, "rows").flatten()[:4].tolist() == [0, 4, 8, 12]
     assert rearrange(rows, "rows", tile=64).flatten()[:9].tolist() == [*range(0, 16, 2), 1]
@@ -101,3 +101,29 @@ def test_what_is_no_layout_is_refused() -> None:
         rearrange(torch.zeros(2, 2), "columns")
     with pytest.raises(ValueError, match="one an expert"):
         rearrange(torch.zeros(2), "rows")
+    with pytest.raises(ValueError, match="one an expert"):
+        rearrange(torch.zeros(0, 4), "scales_128x4")
+
+
+@pytest.mark.parametrize(
+    ("arrangement", "rows", "columns", "options", "said"),
+    [
+        ("rows", 33, 2, {}, "33 rows; they must be a multiple of 32"),
+        ("rows", 40, 2, {}, "multiple of 32"),
+        ("rows", 40, 2, {"tile": 64}, "multiple of 16"),
+        ("rows", 32, 2, {"tile": 0}, "at least 1"),
+        ("rows_128x4", 64, 4, {}, "multiple of 128"),
+        ("int4_mixed", 16, 16, {}, "16 columns; they must be a multiple of 32"),
+        ("int4_mixed", 8, 32, {}, "multiple of 16"),
+        ("scales_64x128", 32, 4, {}, "multiple of 64"),
+        ("scales_64x128", 64, 6, {}, "multiple of 4"),
+        ("scales_64x128", 64, 4, {"group": 48}, "group is 48"),
+        ("scales_64x128", 64, 4, {"group": 4}, "group is 4"),
+        ("scales_64x128", 64, 4, {"group": 0}, "at least 1"),
+    ],
+)
+def test_a_call_that_no_kernel_has_is_refused(
+    arrangement: str, rows: int, columns: int, options: dict[str, int], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        rearrange(torch.zeros(1, rows, columns, dtype=torch.uint8), arrangement, **options)
