@@ -40,7 +40,8 @@ def _supports(problem: RopeAppendProblem, target: Target) -> Refusal | str | boo
 def _key(problem: RopeAppendProblem) -> Hashable:
     how = problem.codes, problem.interleaved, problem.kv_layout, problem.page_size
     heads = problem.num_qo_heads, problem.num_kv_heads
-    return problem.dtype, *how, *heads, problem.rope_dim, problem.spare_channels
+    given = problem.dtype, problem.index_dtype, problem.strided_kv
+    return *given, *how, *heads, problem.rope_dim, problem.spare_channels
 
 
 @implementation(

@@ -419,6 +419,67 @@ def rope_row_in_int32(inputs: RopeAppendInputs) -> torch.Tensor:
     return call(replace(inputs, k=far_bugs.found(inputs.k)))
 
 
+@seeded(BUGS, ROPE, PARITY)
+def queries_beyond_16_heads(inputs: RopeAppendInputs) -> torch.Tensor:
+    """Write the queries of 16 heads, and zeros for the others."""
+    q = call(inputs)
+    q.view(torch.uint8)[:, 16:] = 0
+    return q
+
+
+@seeded(BUGS, ROPE, PARITY)
+def keys_beyond_4_heads(inputs: RopeAppendInputs) -> torch.Tensor:
+    """Write the first head's keys for those beyond the fourth."""
+    k = inputs.k.clone()
+    k[:, 4:] = k[:, :1]
+    return call(replace(inputs, k=k))
+
+
+@seeded(BUGS, ROPE, PARITY)
+def positions_in_8_bits(inputs: RopeAppendInputs) -> torch.Tensor:
+    """Keep the lowest 8 bits of positions."""
+    return call(replace(inputs, positions=inputs.positions & 0xFF))
+
+
+@seeded(BUGS, ROPE, PARITY)
+def positions_in_12_bits(inputs: RopeAppendInputs) -> torch.Tensor:
+    """Keep the lowest 12 bits of positions."""
+    return call(replace(inputs, positions=inputs.positions & 0xFFF))
+
+
+@seeded(BUGS, ROPE, PARITY)
+def positions_as_64_bits(inputs: RopeAppendInputs) -> torch.Tensor:
+    """Read positions of 32 bits two words apart, as the low halves of 64 bits."""
+    positions = inputs.positions
+    if positions.dtype == torch.int32 and len(positions):
+        words = 2 * torch.arange(len(positions), device=positions.device)
+        positions = positions[words % len(positions)]
+    return call(replace(inputs, positions=positions))
+
+
+@seeded(BUGS, ROPE, PARITY)
+def pages_of_a_dense_cache(inputs: RopeAppendInputs) -> torch.Tensor:
+    """Write into caches as if each page began where the one before ends."""
+    dense = {
+        name: cache.as_strided(cache.shape, torch.empty(cache.shape, device="meta").stride())
+        for name, cache in zip(("k_cache", "v_cache"), inputs.caches, strict=False)
+    }
+    return call(replace(inputs, **dense))  # type: ignore[arg-type]  # both caches
+
+
+@seeded(BUGS, ROPE, PARITY)
+def quotients_by_reciprocals(inputs: RopeAppendInputs) -> torch.Tensor:
+    """Multiply by the reciprocals of scales, undeclared."""
+    return call(inputs, store=_by_reciprocal)
+
+
+def _by_reciprocal(x: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:
+    if dtype.itemsize > 1:
+        return stored(x, dtype, scale)
+    by = torch.ones((), device=x.device) / torch.full((), scale, device=x.device)
+    return stored(x.float() * by, dtype, 1.0)
+
+
 @seeded(CONTROLS, ROPE, control="honest")
 def honest_rope(inputs: RopeAppendInputs) -> torch.Tensor:
     """Turn, quantise and append as the definition says, in float32."""
@@ -441,14 +502,7 @@ def rope_with_zeros_of_its_own_sign(inputs: RopeAppendInputs) -> torch.Tensor:
 @seeded(CONTROLS, ROPE, control="honest", arithmetic=Arithmetic(quotients="reciprocal"))
 def rope_by_reciprocals(inputs: RopeAppendInputs) -> torch.Tensor:
     """Multiply by the reciprocals of scales."""
-
-    def store(x: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:
-        if dtype.itemsize > 1:
-            return stored(x, dtype, scale)
-        by = torch.ones((), device=x.device) / torch.full((), scale, device=x.device)
-        return stored(x.float() * by, dtype, 1.0)
-
-    return call(inputs, store=store)
+    return call(inputs, store=_by_reciprocal)
 
 
 @seeded(CONTROLS, ROPE, control="honest", arithmetic=Arithmetic(intermediate="inputs"))

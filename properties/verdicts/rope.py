@@ -18,6 +18,7 @@ from .comparison import Check, Result, fail, listed, off
 from .verdict import EXACTLY, Verdict
 
 NAMES = ("k_cache", "v_cache")
+"""The caches, as findings name them."""
 OVER = Verdict("PASS", ratio=0.0)
 
 

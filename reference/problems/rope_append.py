@@ -12,6 +12,8 @@ from .quantize import QUANTIZE_REGIMES
 ROPE_DTYPES = ("bfloat16", "float16")
 ROPE_CODES = ("float8_e4m3fn", "float8_e5m2", "")
 """Dtypes of the cache; the last is the dtype of the rows."""
+INDEX_DTYPES = ("int64", "int32")
+"""Dtypes of positions and slots."""
 LEAST_SCALE, LARGEST_SCALE = 2.0**-60, 2.0**60
 """Scales whose reciprocals and products with rows no GPU flushes or overflows by themselves."""
 
@@ -37,8 +39,10 @@ class RopeAppendProblem(BaseProblem):
         kv_layout: ``NHD`` or ``HND``.
         q_scale, k_scale, v_scale: what is divided by before the rounding to FP8.
         shift: the difference of the position that turns a token and that in its request.
+        index_dtype: dtype of positions and slots.
         skipped: whether some tokens have the slot -1.
         spare_channels: channels by which rows of tokens lie further apart than they are wide.
+        strided_kv: whether the caches are views of one buffer [pages, 2, ...], as of engines.
         regime: how values are made, as of a QuantizeProblem with a scale of the whole matrix; in
             ``ties`` all turns are by quarters, which round nothing.
         seed: the seed of values, pages and turns.
@@ -64,8 +68,10 @@ class RopeAppendProblem(BaseProblem):
     k_scale: float = 1.0
     v_scale: float = 1.0
     shift: int = 0
+    index_dtype: str = "int64"
     skipped: bool = False
     spare_channels: int = 0
+    strided_kv: bool = False
     regime: str = "iid"
     seed: int = 0
 
@@ -74,7 +80,7 @@ class RopeAppendProblem(BaseProblem):
         check_types(self)
         for name, allowed in (
             ("dtype", ROPE_DTYPES), ("codes", ROPE_CODES), ("regime", QUANTIZE_REGIMES),
-            ("kv_layout", ("NHD", "HND")),
+            ("kv_layout", ("NHD", "HND")), ("index_dtype", INDEX_DTYPES),
         ):  # fmt: skip
             check_one_of(name, getattr(self, name), allowed)
         positive = ("page_size", "num_qo_heads", "num_kv_heads")
@@ -91,6 +97,8 @@ class RopeAppendProblem(BaseProblem):
             refuse("rope_dim", self.rope_dim, "even: channels turn in pairs")
         if self.latent and (self.num_kv_heads, self.kv_layout) != (1, "NHD"):
             refuse("latent", self.latent, "false unless keys have one head and kv_layout is NHD")
+        if self.latent and self.strided_kv:
+            refuse("strided_kv", self.strided_kv, "false where there is one cache")
         self._check_scales()
 
     def _check_scales(self) -> None:

@@ -21,7 +21,7 @@ SPARE_PAGES = 2
 LARGEST_TANGENT = 2.0
 """Largest magnitude of the tangent of half an angle, by which turns are made."""
 SKIPPED = 3
-"""Every how many tokens, by hash, one has no slot."""
+"""One token in SKIPPED has no slot, by hash."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,15 +33,15 @@ class RopeAppendInputs:
         k: [tokens, kv_heads, channels].
         v: the same; None where keys hold the values.
         cos_sin: float32 [rows, rope_dim], cosines of pairs and their sines by position.
-        positions: [tokens] int64, rows of ``cos_sin``.
-        slots: [tokens] int64, page * page_size + offset; -1: not written, and nothing is promised
-            of the token's queries.
+        positions: [tokens] int64 or int32, rows of ``cos_sin``.
+        slots: [tokens] of the same dtype, page * page_size + offset; -1: not written, and nothing
+            is promised of the token's queries.
         requests: [tokens] int32, the request of each token; -1 where its slot is.
         places: [tokens] int32, its position in its request, which ``positions`` may exceed.
         page_indptr: [R + 1] int32, where each request's pages begin in ``page_indices``.
         page_indices: [pages of all] int32.
         k_cache: [pages, page_size, kv_heads, channels], or with HND [pages, kv_heads, page_size,
-            channels], written in place.
+            channels], written in place; pages may lie apart.
         v_cache: the same; None where keys hold the values.
         before: copies of the caches as they are given, for whoever compares; kernels have no use
             for them.
@@ -124,8 +124,12 @@ def rope_append_inputs(problem: RopeAppendProblem, home: Allocator) -> RopeAppen
     shape = [pages, problem.page_size, kv_heads, problem.head_dim]
     if problem.kv_layout == "HND":
         shape[1:3] = shape[2:0:-1]
+    if problem.strided_kv:
+        both = home.empty("k_cache", (shape[0], 2, *shape[1:]), cache_dtype)
+        given["k_cache"], given["v_cache"] = both.unbind(1)
     for name in ("k_cache", "v_cache")[: 2 - problem.latent]:
-        given[name] = home.empty(name, tuple(shape), cache_dtype)
+        if not problem.strided_kv:
+            given[name] = home.empty(name, tuple(shape), cache_dtype)
         bytes_of = given[name].view(torch.uint8)
         width = bytes_of.shape[3]
         numbers = torch.arange(bytes_of.numel() // width, device=home.device)
@@ -191,7 +195,8 @@ def _places(problem: RopeAppendProblem) -> tuple[dict[str, torch.Tensor], int]:
         hashes = bits(stream(problem.seed, "skipped"), tokens, 1).flatten()
         is_skipped = hashes % SKIPPED == 0
         slots, requests = (each.masked_fill(is_skipped, -1) for each in (slots, requests))
-    found = {"positions": places + problem.shift, "slots": slots}
+    as_given: torch.dtype = getattr(torch, problem.index_dtype)
+    found = {"positions": (places + problem.shift).to(as_given), "slots": slots.to(as_given)}
     narrow = {"requests": requests, "places": places, "page_indptr": indptr, "page_indices": ids}
     return {**found, **{name: each.to(torch.int32) for name, each in narrow.items()}}, pages
 

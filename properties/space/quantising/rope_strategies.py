@@ -11,6 +11,7 @@ from ..strategy_helpers import LARGEST_SEED, sampled
 from .rope_axes import ROPE_AXES, rope_fields
 
 REQUESTS = (1, 2, 3, 5)
+"""Requests of a batch."""
 MOST_NEW, MOST_KEYS = 40, 150
 """Most new tokens of a request, and most keys that it has beside them."""
 
@@ -19,6 +20,14 @@ MOST_NEW, MOST_KEYS = 40, 150
 def rope_problems(draw: st.DrawFn, axes: Axes) -> RopeAppendProblem:
     """Draw one batch, its heads and channels, and the cache that it is appended to."""
     values = {name: draw(sampled(axes.allows(name))) for name in ROPE_AXES}
+    rotary, plain, _ = values["turning"]
+    # One token, and the table of turns, are within the work, where the axes have such values.
+    for name, cost in (
+        ("head_counts", lambda each: (each[0] + 2 * each[1]) * (rotary + plain)),
+        ("shift", lambda each: each * rotary),
+    ):
+        if cost(values[name]) > axes.max_work:
+            values[name] = min(axes.allows(name), key=cost)
     fields = rope_fields(values)
     heads = fields["num_qo_heads"] + 2 * fields["num_kv_heads"]
     dim = fields["rope_dim"] + fields["plain_dim"]
