@@ -2,13 +2,14 @@
 
     y_i = x_i cos - x_j sin,   y_j = x_j cos + x_i sin,   codes = y / scale
 
-for the pairs (i, j) of rotary channels; other channels, and values, are only quantised. Everything
-is in float64 but the quotient, which is of float32 (see ``formats.quantizers``); ``rope_bounds``
-says how far float32 may be off before it.
+for the pairs (i, j) of rotary channels (FlashInfer, ``pos_enc.cuh``); other channels, and values,
+are only quantised. Everything is in float64 but the quotient, which is of float32 (see
+``formats.quantizers``); ``rope_bounds`` says how far float32 may be off before it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,7 +18,13 @@ import torch
 from ..formats.arithmetic import UNIT_ROUNDOFF, Arithmetic, checked_arithmetic
 from ..formats.quantizers import QuantizedFormat, code_bounds, codes_of, given_scale, order_of
 from ..formats.small_floats import FP8_FORMATS, round_to_dtype
-from ..validation import KVLayout, check_kv_layout, check_same, check_tensor
+from ..validation import (
+    KVLayout,
+    check_integers,
+    check_kv_layout,
+    check_same,
+    check_tensor,
+)
 from .append import in_slots
 
 PRODUCTS = 2.0
@@ -78,16 +85,23 @@ def rope_and_append(
             channels apart (NeoX).
         kv_layout: ``"NHD"`` or ``"HND"``.
         q_dtype: dtype of the queries that are returned; None: that of the cache.
-        q_scale, k_scale, v_scale: what is divided by before rounding to FP8, which saturates.
+        q_scale, k_scale, v_scale: what is divided by before rounding to FP8, which saturates: a
+            positive number; 1 where 16 bits are stored.
 
     Returns:
         The queries, and copies of the caches with the new slots.
 
     Raises:
-        ValueError: shapes that disagree; the argument is named.
+        ValueError: shapes or dtypes that disagree, positions or slots out of range, or a scale that
+            nothing divides by; the argument is named.
     """
     k_cache, v_cache = paged_kv_cache
     _check((q, k, v), cos_sin, positions, slots, paged_kv_cache, kv_layout)
+    q_dtype = q_dtype or k_cache.dtype
+    _check_stored("q", q_dtype, q.dtype, q_scale)
+    _check_stored("k", k_cache.dtype, k.dtype, k_scale)
+    if v is not None and v_cache is not None:
+        _check_stored("v", v_cache.dtype, v.dtype, v_scale)
     turned = [
         _turned(
             x, cos_sin, positions, lambda a, b: (a + b,), interleaved=interleaved, last=v is None
@@ -108,7 +122,7 @@ def rope_and_append(
         rows = _stored(numbers, cache.dtype, scale)[kept]
         caches.append(in_slots(cache.clone(), _as_bits(rows), places, kv_layout))
     assert caches[0] is not None  # noqa: S101  of the two only values may be missing
-    return RopeAppended(_stored(turned[0], q_dtype or k_cache.dtype, q_scale), caches[0], caches[1])
+    return RopeAppended(_stored(turned[0], q_dtype, q_scale), caches[0], caches[1])
 
 
 def _check(
@@ -143,6 +157,39 @@ def _check(
             axis = 2 if kv_layout == "NHD" else 1
             check_same(name, "heads", cache.shape[axis], name[0], new.shape[1])
             check_same(name, "channels", cache.shape[3], "q", q.shape[2])
+    if caches[1] is not None and caches[1].shape != caches[0].shape:
+        shapes = tuple(caches[1].shape), tuple(caches[0].shape)
+        message = f"v_cache has shape {shapes[0]}, but k_cache has {shapes[1]}"
+        raise ValueError(message)
+    held = caches[0].shape[0] * caches[0].shape[1 if kv_layout == "NHD" else 2]
+    _check_places(positions, slots, len(cos_sin), held)
+
+
+def _check_places(positions: torch.Tensor, slots: torch.Tensor, rows: int, held: int) -> None:
+    """Check that positions are rows of turns, and that no slot lies behind the caches."""
+    check_integers("positions", positions)
+    check_integers("slots", slots)
+    for name, wrong, count, what in (
+        ("positions", (positions < 0) | (positions >= rows), rows, "rows of turns"),
+        ("slots", slots >= held, held, "slots of the caches"),
+    ):
+        if wrong.any():
+            place = int(wrong.nonzero()[0])
+            message = f"{name}[{place}] is out of range: there are {count} {what}"
+            raise ValueError(message)
+
+
+def _check_stored(name: str, stored: torch.dtype, given: torch.dtype, scale: float) -> None:
+    """Check what rows are stored as, and the scale that they are divided by."""
+    if stored not in FP8_FORMATS and stored != given:
+        message = f"{name} is {given}, and stored as {stored}; it must be that, or FP8"
+        raise ValueError(message)
+    if not 0 < scale < math.inf:
+        message = f"{name}_scale is {scale}; it must be a positive number"
+        raise ValueError(message)
+    if stored not in FP8_FORMATS and scale != 1:
+        message = f"{name}_scale is {scale}; it must be 1 where {stored} is stored"
+        raise ValueError(message)
 
 
 def rope_bounds(

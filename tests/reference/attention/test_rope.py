@@ -19,7 +19,7 @@ REGIMES = ("iid", "ties", "outliers", "faint", "large", "zeros")
 
 
 def by_complex_numbers(inputs: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
-    """Return rows turned as complex numbers are, in their own precision's float64."""
+    """Return rows turned as complex numbers are, in float64."""
     wide = x.double()
     part = wide[..., inputs.rotary]
     half = inputs.rope_dim // 2
@@ -141,6 +141,20 @@ def test_what_is_rounded_to_16_bits_is_one_of_two() -> None:
     assert (most - least).max() <= 1
 
 
+def test_caches_of_one_buffer_have_pages_apart() -> None:
+    problem = replace(PROBLEM, strided_kv=True, kv_layout="HND", index_dtype="int32")
+    inputs: Any = materialise(problem)
+    for cache in inputs.caches:
+        assert cache.stride(0) == 2 * cache[0].numel()
+    assert inputs.v_cache.storage_offset() - inputs.k_cache.storage_offset() == (
+        inputs.k_cache[0].numel()
+    )
+    assert (inputs.positions.dtype, inputs.slots.dtype) == (torch.int32, torch.int32)
+    other: Any = materialise(replace(problem, strided_kv=False, index_dtype="int64"))
+    for one, two in zip(roped(inputs), roped(other), strict=True):
+        assert one.view(torch.uint8).equal(two.view(torch.uint8))
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -150,6 +164,8 @@ def test_what_is_rounded_to_16_bits_is_one_of_two() -> None:
         ({"latent": True, "num_kv_heads": 2}, "latent"),
         ({"latent": True, "v_scale": 2.0}, "v_scale"),
         ({"k_scale": 0.0}, "k_scale"),
+        ({"latent": True, "strided_kv": True}, "strided_kv"),
+        ({"index_dtype": "int16"}, "index_dtype"),
         ({"query_lens": (2,)}, "query_lens"),
         ({"query_lens": (1, 1)}, "seq_lens"),
     ],
@@ -167,6 +183,20 @@ def test_a_problem_is_refused_by_its_field(fields: dict[str, Any], said: str) ->
         ({"cos_sin": torch.ones(2, 6)}, "cos_sin has 6 channels"),
         ({"slots": torch.zeros(3, dtype=torch.long)}, "slots"),
         ({"paged_kv_cache": (torch.ones(1, 4, 2, 4), torch.ones(1, 4, 1, 4))}, "k_cache"),
+        ({"paged_kv_cache": (torch.ones(1, 4, 1, 4), torch.ones(1, 2, 1, 4))}, "v_cache has shape"),
+        ({"paged_kv_cache": (torch.ones(1, 4, 1, 4), torch.ones(2, 4, 1, 4))}, "v_cache has shape"),
+        (
+            {"paged_kv_cache": (torch.ones(1, 4, 1, 4).half(),) * 2, "q_dtype": torch.float32},
+            "k is torch.float32, and stored as torch.float16",
+        ),
+        ({"q_dtype": torch.float16}, "q is torch.float32"),
+        ({"positions": torch.tensor([0, -1])}, r"positions\[1\] is out of range"),
+        ({"positions": torch.tensor([2, 0])}, r"positions\[0\] is out of range"),
+        ({"positions": torch.zeros(2)}, "positions must hold integers"),
+        ({"slots": torch.tensor([0, 4])}, r"slots\[1\] is out of range"),
+        ({"k_scale": -1.0}, "k_scale is -1.0"),
+        ({"v_scale": 2.0}, "v_scale is 2.0; it must be 1"),
+        ({"q_dtype": torch.float8_e4m3fn, "q_scale": 0.0}, "q_scale is 0.0"),
     ],
 )
 def test_a_call_is_refused_by_its_argument(given: dict[str, Any], said: str) -> None:
