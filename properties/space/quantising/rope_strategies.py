@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from hypothesis import strategies as st
 
 from ....reference import RopeAppendProblem
@@ -22,10 +25,11 @@ def rope_problems(draw: st.DrawFn, axes: Axes) -> RopeAppendProblem:
     values = {name: draw(sampled(axes.allows(name))) for name in ROPE_AXES}
     rotary, plain, _ = values["turning"]
     # One token, and the table of turns, are within the work, where the axes have such values.
-    for name, cost in (
-        ("head_counts", lambda each: (each[0] + 2 * each[1]) * (rotary + plain)),
-        ("shift", lambda each: each * rotary),
-    ):
+    costs: dict[str, Callable[[Any], int]] = {
+        "head_counts": lambda each: (each[0] + 2 * each[1]) * (rotary + plain),
+        "shift": lambda each: each * rotary,
+    }
+    for name, cost in costs.items():
         if cost(values[name]) > axes.max_work:
             values[name] = min(axes.allows(name), key=cost)
     fields = rope_fields(values)

@@ -152,6 +152,8 @@ def test_caches_of_one_buffer_have_pages_apart() -> None:
     assert (inputs.positions.dtype, inputs.slots.dtype) == (torch.int32, torch.int32)
     other: Any = materialise(replace(problem, strided_kv=False, index_dtype="int64"))
     for one, two in zip(roped(inputs), roped(other), strict=True):
+        assert one is not None
+        assert two is not None
         assert one.view(torch.uint8).equal(two.view(torch.uint8))
 
 
