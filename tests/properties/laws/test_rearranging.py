@@ -62,7 +62,7 @@ def test_what_is_right(law: str, problem: RearrangeProblem) -> None:
          "2 elements changed"),
         ("rearrange_experts", bugs.experts_like_the_first, FOLDED, "expert 1 alone"),
         ("rearrange_one_element", bugs.answer_of_the_first_call, WEIGHTS, "0 elements changed"),
-        ("rearrange_again", bugs.padding_cleared_while_warming_up, SCALES, "the second time"),
+        ("rearrange_again", bugs.padding_of_the_third_buffer, SCALES, "the second time"),
         ("integer_inputs_unchanged", bugs.written_over_its_input, ROWS, "changed its input x"),
         ("slack_rows", bugs.padding_from_the_rows_behind, RearrangeProblem(seed=8), "in memory"),
     ],
