@@ -88,7 +88,8 @@ class RopeAppendProblem(BaseProblem):
         least = {"rope_dim": 2, **dict.fromkeys(positive, 1), **dict.fromkeys(counts, 0)}
         check_at_least(self, list(least.items()))
         if len(self.query_lens) != len(self.seq_lens):
-            refuse("seq_lens", self.seq_lens, f"of {len(self.query_lens)} requests")
+            requests = f"of {len(self.query_lens)} requests, as query_lens is"
+            refuse("seq_lens", self.seq_lens, requests)
         for name in ("query_lens", "seq_lens"):
             check_lengths(name, getattr(self, name))
         if any(new > keys for new, keys in zip(self.query_lens, self.seq_lens, strict=True)):
@@ -104,7 +105,8 @@ class RopeAppendProblem(BaseProblem):
     def _check_scales(self) -> None:
         """Refuse scales that nothing divides by."""
         if self.quantised_q and not self.codes:
-            refuse("quantised_q", self.quantised_q, "false where the cache is not quantised")
+            unless = "false unless codes name a format: the cache is not quantised"
+            refuse("quantised_q", self.quantised_q, unless)
         for name, used in (
             ("q_scale", self.quantised_q), ("k_scale", self.codes != ""),
             ("v_scale", self.codes != "" and not self.latent),
