@@ -32,7 +32,7 @@ from kernelproof.properties.space.attention_strategies import (
     long_axes,
 )
 from kernelproof.properties.space.axes import FREE, Axes, all_axes, example, has, narrow, resized
-from kernelproof.properties.space.axis_values import NO_FIELDS
+from kernelproof.properties.space.axis_values import FIELDS, NO_FIELDS
 from kernelproof.properties.space.moe_axes import TOGETHER
 from kernelproof.properties.space.profiles import PROFILES, on_device
 from kernelproof.properties.space.rounds import EXAMPLES_A_ROUND, problems, variations
@@ -48,6 +48,8 @@ from kernelproof.reference import (
 
 ATTENTION = ("paged_attention", "ragged_attention", "append_paged_kv")
 GATE_WORK = 400_000
+SEVERAL = (*TOGETHER, "turning", "head_counts", "scales")
+"""Axes whose values are those of several fields, in their order."""
 OF_FOUR_BITS = ("fp4", "global_scale")
 """Axes that make no field by themselves: a test of their own is about them."""
 
@@ -496,8 +498,8 @@ class TestNarrow:
                     assert isinstance(problem, AttentionProblem)
                     for field, wanted in head_fields(value).items():
                         assert getattr(problem, field) == wanted
-                elif name in TOGETHER:
-                    assert tuple(getattr(problem, field) for field in TOGETHER[name]) == value
+                elif name in SEVERAL:
+                    assert tuple(getattr(problem, field) for field in FIELDS[name]) == value
                 elif name in ("caches", "outputs", "blocks", "kinds"):
                     assert has(problem, name, value)
                 elif name == "real":
