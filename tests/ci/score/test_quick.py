@@ -27,6 +27,7 @@ SECONDS = 600.0
 """Limit for one bug. A busy machine must not end a search of 20 seconds before its last laws."""
 
 
+@pytest.mark.timeout(900)  # 150 s on an idle machine, one bug after another
 def test_quick_kills_bugs_and_accuses_no_honest_control(monkeypatch: pytest.MonkeyPatch) -> None:
     """All count as fast, as they are, so that a slow machine draws the same problems."""
     fast = Cost("fast", 1.0, PROFILES["quick"].max_work)
