@@ -15,6 +15,8 @@ from .support import kernel, next_power_of_two, require_triton
 
 KERNEL = "kernelproof.impl.triton.kernels.rope_append"
 """The module of the kernel."""
+MOST_NUMBERS = 8192
+"""Numbers of a program's block: those of 128 heads of MLA would not fit into registers."""
 BUILD_MINUTES = 0.03
 """Minutes of one core that Triton compiles it for."""
 
@@ -50,6 +52,10 @@ def rope_and_append(inputs: RopeAppendInputs) -> torch.Tensor:
     if not q.is_cuda:
         hasten()  # the interpreter's own casts round neither to FP8 nor to bfloat16
     page, slot, head = _strides(inputs)
+    kv_heads, channels = k.shape[1], next_power_of_two(dim)
+    together = next_power_of_two(max(heads, kv_heads))  # in one block
+    together = min(together, max(1, MOST_NUMBERS // channels))
+    q_blocks, kv_blocks = -(-heads // together), -(-kv_heads // together)
     v, v_cache = (k, inputs.k_cache) if inputs.v is None else (inputs.v, inputs.v_cache)
     arguments: dict[str, Any] = {
         "q": q, "k": k, "v": v, "cos_sin": inputs.cos_sin, "positions": inputs.positions,
@@ -58,12 +64,12 @@ def rope_and_append(inputs: RopeAppendInputs) -> torch.Tensor:
         "v_token": v.stride(0), "cache_page": page, "cache_slot": slot, "cache_head": head,
         "q_scale": inputs.q_scale, "k_scale": inputs.k_scale, "v_scale": inputs.v_scale,
         "Q_LARGEST": _largest(out), "LARGEST": _largest(inputs.k_cache), "Q_HEADS": heads,
-        "KV_HEADS": k.shape[1], "DIM": dim, "FIRST": inputs.rotary.start or 0,
+        "KV_HEADS": kv_heads, "DIM": dim, "FIRST": inputs.rotary.start or 0,
         "ROTARY": inputs.rope_dim, "INTERLEAVED": inputs.interleaved,
-        "HEADS": next_power_of_two(max(heads, k.shape[1])), "CHANNELS": next_power_of_two(dim),
+        "HEADS": together, "CHANNELS": channels, "Q_BLOCKS": q_blocks, "KV_BLOCKS": kv_blocks,
     }  # fmt: skip
     with scalars_as_bounds(q):
-        grid = tokens, 2 if inputs.v is None else 3
+        grid = tokens, q_blocks + kv_blocks * (1 if inputs.v is None else 2)
         require(KERNEL, "triton").rope_and_append[grid](**arguments)
     return out
 

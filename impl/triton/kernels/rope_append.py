@@ -43,12 +43,17 @@ def _rope_and_append(
     ROTARY: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     HEADS: tl.constexpr,  # of a block
+    Q_BLOCKS: tl.constexpr,  # blocks of queries, then of keys, then of values
+    KV_BLOCKS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ) -> None:
-    """Turn the queries of a token, turn and append its keys, or append its values."""
+    """Turn some heads of a token's queries, turn and append some of its keys, or append values."""
     token = tl.program_id(0).to(tl.int64)
-    what = tl.program_id(1)
-    head = tl.arange(0, HEADS)[:, None]
+    block = tl.program_id(1)
+    behind = block - Q_BLOCKS
+    what = tl.where(behind < 0, 0, 1 + behind // KV_BLOCKS)  # 0 for queries, 1 keys, 2 values
+    block = tl.where(behind < 0, block, behind % KV_BLOCKS)
+    head = block * HEADS + tl.arange(0, HEADS)[:, None]
     channel = tl.arange(0, CHANNELS)[None, :]
     rotary = channel - FIRST
     turns = (rotary >= 0) & (rotary < ROTARY)
