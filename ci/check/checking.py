@@ -210,8 +210,10 @@ def _published(request: Request, report: RunReport, seconds: float) -> dict[str,
         report: what the laws have found.
         seconds: the seconds that they took.
     """
-    if not request.gate or (said := request.without_published):
-        return said if request.gate else {}
+    if not request.gate:
+        return {}
+    if said := request.without_published:
+        return said
     if report.interrupted or report.lost or (request.exit_first and report.unknown):
         return {"state": LEFT_OUT, "why": "the run ended before them"}
     err = console(sys.stderr)

@@ -250,7 +250,7 @@ class Calls:
         self.tell(self.found[number])
 
     def tell_others(self) -> None:
-        """Tell the calls that waited to be asked again, and were not or in vain."""
+        """Report the calls that waited to be asked again: they were not, or had no memory again."""
         for number in self.chosen:
             if number in self.found and number not in self._told:
                 self._tell(number)

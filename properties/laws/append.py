@@ -190,7 +190,7 @@ def rope_at_zero(subject: Subject, problem: RopeAppendProblem) -> Verdict:
 
 
 def rope_never_written(subject: Subject, problem: RopeAppendProblem) -> Verdict:
-    """Take the slots of some tokens away, whose rows are NaN: the call writes none of them."""
+    """Set the slots of some tokens to -1, with NaN in their rows: the call writes none of them."""
     inputs = subject.materialise(problem)
     tokens = torch.arange(problem.num_tokens)
     skipped = bits(stream(problem.seed, "never written"), tokens, 1).flatten() % 2 == 0
@@ -209,7 +209,7 @@ TOKENS = ("q", "k", "v", "positions", "slots", "requests", "places")
 
 
 def rope_rows(subject: Subject, problem: RopeAppendProblem) -> Verdict:
-    """Give the tokens in another order: queries come in it, and the caches become the same."""
+    """Reorder the tokens: queries come in that order, and the caches become the same."""
     tokens = problem.num_tokens
     if tokens < 2:  # noqa: PLR2004  no other order
         return VACUOUS
@@ -226,7 +226,7 @@ def rope_rows(subject: Subject, problem: RopeAppendProblem) -> Verdict:
 
 
 def rope_pages(subject: Subject, problem: RopeAppendProblem) -> Verdict:
-    """Give the pages other numbers: each holds what it held under its own."""
+    """Renumber the pages: each holds what it held under its own number."""
     first = turned(subject, problem, subject.materialise(problem))
     inputs = subject.materialise(problem)
     pages = len(inputs.k_cache)

@@ -79,7 +79,7 @@ def a_row_of_padding_holds_the_last(inputs: RearrangeInputs) -> torch.Tensor:
 
 @seeded(BUGS, REARRANGE, PARITY)
 def inverse_of_the_shuffle(inputs: RearrangeInputs) -> torch.Tensor:
-    """Take rows from where they are to go."""
+    """Read rows from the places where they belong."""
 
     def shuffle(x: torch.Tensor) -> torch.Tensor:
         ways = 4 if inputs.tile % TILE == 0 else 2
@@ -182,7 +182,7 @@ def bits_as_numbers(inputs: RearrangeInputs) -> torch.Tensor:
 
 @seeded(BUGS, REARRANGE, "rearrange_one_element")
 def sign_bits_of_zeros(inputs: RearrangeInputs) -> torch.Tensor:
-    """Take the sign of each byte that has no other bit."""
+    """Clear the sign of each byte that has no other bit."""
     found = _made(inputs).clone()
     bits = found.view(torch.uint8)
     bits[bits == 0x80] = 0  # noqa: PLR2004
@@ -215,7 +215,7 @@ _CALLS: dict[tuple[object, ...], int] = {}
 
 @seeded(BUGS, REARRANGE, "rearrange_again")
 def padding_of_the_third_buffer(inputs: RearrangeInputs) -> torch.Tensor:
-    """Take turns with three buffers, and clear the padding in two of them."""
+    """Use three buffers in turn, and clear the padding in two of them."""
     key = (inputs.arrangement, inputs.x.shape, inputs.x.dtype)
     calls = _CALLS.get(key, 0) + 1
     _CALLS.clear()

@@ -104,13 +104,13 @@ def keys_turn_backwards(inputs: RopeAppendInputs) -> torch.Tensor:
 
 @seeded(BUGS, ROPE, PARITY)
 def always_halves(inputs: RopeAppendInputs) -> torch.Tensor:
-    """Take pairs half of the rotary channels apart where they are neighbours."""
+    """Pair channels half of the rotary ones apart where neighbours are pairs."""
     return call(inputs, turn=lambda record, x: turned(record, x, interleaved=False))
 
 
 @seeded(BUGS, ROPE, PARITY)
 def halves_of_the_head(inputs: RopeAppendInputs) -> torch.Tensor:
-    """Take the second half of the head for the other channels of pairs, where some do not turn."""
+    """Pair rotary channels with the second half of the head, where some do not turn."""
 
     def turn(record: RopeAppendInputs, x: torch.Tensor) -> torch.Tensor:
         found, half, dim = turned(record, x), record.rope_dim // 2, x.shape[2]
@@ -200,7 +200,7 @@ def _one_code(stored_rows: torch.Tensor, by: int, where: int) -> torch.Tensor:
 
 @seeded(BUGS, ROPE, PARITY)
 def first_query_one_code_higher(inputs: RopeAppendInputs) -> torch.Tensor:
-    """Give the first element of the last token's queries the next higher code."""
+    """Raise the code of the first element of the last token's queries by one."""
 
     def store(x: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:
         found = stored(x, dtype, scale)
@@ -212,7 +212,7 @@ def first_query_one_code_higher(inputs: RopeAppendInputs) -> torch.Tensor:
 
 @seeded(BUGS, ROPE, PARITY)
 def last_of_the_cache_one_code_lower(inputs: RopeAppendInputs) -> torch.Tensor:
-    """Give the last channel of each last token's keys and values the next lower code."""
+    """Lower the code of the last channel of the last token's keys and values by one."""
 
     def store(x: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:
         found = stored(x, dtype, scale)
@@ -324,7 +324,7 @@ def skipped_rows_times_zero(inputs: RopeAppendInputs) -> torch.Tensor:
 
 @seeded(BUGS, ROPE, "rope_never_written")
 def last_slot_of_skipped_tokens(inputs: RopeAppendInputs) -> torch.Tensor:
-    """Take the slot -1 for the last one of the last page."""
+    """Write what has slot -1 into the last slot of the last page."""
     whole = len(inputs.k_cache) * inputs.page_size
     return call(replace(inputs, slots=inputs.slots % whole))
 
