@@ -20,6 +20,7 @@ from .verdict import EXACTLY, Verdict
 NAMES = ("k_cache", "v_cache")
 """The caches, as findings name them."""
 OVER = Verdict("PASS", ratio=0.0)
+"""Each code lies between its ends, which leave no slack to report."""
 
 
 def judge_rope(implementation: Implementation, inputs: RopeAppendInputs, result: Result) -> Verdict:
