@@ -33,8 +33,8 @@ STYLES = {"refused": "bold red", "unknown": "dim", "supported": "green"}
 """Styles of what the rules say, in the order in which reasons are printed."""
 MOST_LINES = 25
 """Number of lines of the answer to one question."""
-MOST_NAMES = 21
-"""Characters of operations' names that share a row, which leaves room for the other columns."""
+MOST_NAMES = (21, 34)
+"""Characters of operations' names that share a row: few leave room for the other columns."""
 MOST_TITLES = 2
 """Number of calls that a reason names."""
 SIGNS = {"supported": "yes", "refused": "**no**", "unknown": "-"}
@@ -121,7 +121,8 @@ def _shown(
 def _summaries(made: Matrix) -> Iterator[list[Text | Table]]:
     """Yield tables of what backends serve, those of equal answers in one row.
 
-    Each names fewer calls than the one before; in the last, operations of equal rows share one.
+    Each names fewer calls than the one before; then operations of equal rows share one, and last
+    calls are only counted.
     """
     answers: dict[str, dict[tuple[tuple[str, ...], ...], list[str]]] = {}
     titles: dict[str, list[str]] = {}
@@ -135,26 +136,27 @@ def _summaries(made: Matrix) -> Iterator[list[Text | Table]]:
         answers.setdefault(operation, {}).setdefault(allowed, []).append(backend)
     names = ", ".join(map(capability_name, made.chips))
     heading = Text(f"flashinfer-python {made.version} on {names}; any other call is refused")
-    for most in (*range(max(map(len, titles.values())), 0, -1), 0):
+    sizes = [(most, 0) for most in range(max(map(len, titles.values())), 0, -1)]
+    for most, width in (*sizes, *((1, most) for most in MOST_NAMES), (0, MOST_NAMES[-1])):
         table = _table("operation", "backends", "calls that they serve")
         rows_of: dict[tuple[str, str, str], list[str]] = {}
         for operation, alike in answers.items():
             for allowed, backends in alike.items():
-                said = _calls_by_chip(made, allowed, titles[operation], most or 1)
-                apart = operation if most or said != "all" else ""
+                said = _calls_by_chip(made, allowed, titles[operation], most)
+                apart = "" if width and said == "all" else operation
                 if said:
                     rows_of.setdefault((apart, ", ".join(backends), said), []).append(operation)
         for (_, backends_of, said), named in rows_of.items():
-            for several in _joined(named):
+            for several in _joined(named, width):
                 table.add_row(several, backends_of, said)
         yield [heading, Text(), table]
 
 
-def _joined(names: Sequence[str]) -> list[str]:
-    """Return names in few cells of ``MOST_NAMES`` characters."""
+def _joined(names: Sequence[str], width: int) -> list[str]:
+    """Return names in few cells of at most so many characters, or each in its own."""
     cells: list[str] = []
     for name in sorted(names, key=len, reverse=True):
-        fitting = (i for i, each in enumerate(cells) if len(f"{each}, {name}") <= MOST_NAMES)
+        fitting = (i for i, each in enumerate(cells) if len(f"{each}, {name}") <= width)
         if (place := next(fitting, None)) is None:
             cells.append(name)
         else:
@@ -171,7 +173,7 @@ def _calls_by_chip(
         made: the matrix.
         allowed: the calls that are allowed on each chip.
         titles: all calls.
-        most: the number of calls that are named at most.
+        most: the number of calls that are named at most; 0 counts them.
     """
     chips: dict[tuple[str, ...], list[str]] = {}
     for chip, calls in zip(made.chips, allowed, strict=True):
@@ -231,6 +233,8 @@ def _reason(status: str, said: str, several: Sequence[tuple[Row, Decision]]) -> 
 
 def _few(titles: Sequence[str], most: int = MOST_TITLES) -> str:
     """Return the first titles, and how many others there are."""
+    if not most:
+        return count_of(len(titles), "call")
     others = len(titles) - most
     return "; ".join(titles[:most]) + (f" and {others} more" if others > 0 else "")
 

@@ -90,9 +90,9 @@ def test_what_may_be_asked_for(texts: list[str], found: dict[str, tuple[Any, ...
         (["dtype=bf16"], "did you mean bfloat16? there are float32,"),
         (
             ["dtype=fp8_e4m3"],
-            "did you mean kv_cache=float8_e4m3fn or q_dtype=float8_e4m3fn? there are float32,",
+            "did you mean codes=float8_e4m3fn or kv_cache=float8_e4m3fn or q_dtype=float8_e4m3fn? ",
         ),
-        (["dtype=int4"], "dtype=int4 is no value of it; there are float32, float16, bfloat16"),
+        (["dtype=int4"], "dtype=int4 is no value of it; did you mean uint8? there are float32, "),
         (["page_size=0"], "page_size=0 is no value"),
         (["group_size=two"], "group_size=two is no value"),
         (["head_dim_vo=0"], "head_dim_vo=0 is no value of it; there are 16, 32, 40, "),
