@@ -160,6 +160,7 @@ SHIPPED = {
     "vllm-merge-attn-states": "engines.vllm_merge:merge",
     "vllm-reshape-and-cache-flash": "engines.vllm_append:append",
     "vllm-reshape-and-cache-per-token-head": "engines.vllm_append:append_tokens",
+    "vllm-reshape-and-cache-int4": "engines.vllm_append:append_int4",
     "vllm-reshape-and-cache-diffkv": "engines.vllm_append:append_rows",
     "vllm-reshape-and-cache-head-major": "engines.vllm_append:append_head_major",
     "vllm-reshape-and-cache-interleaved": "engines.vllm_append:append_interleaved",

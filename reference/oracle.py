@@ -84,6 +84,8 @@ def append(inputs: AppendInputs) -> tuple[torch.Tensor, ...]:
             inputs.kv_cache_sf,
             inputs.metadata,
             kv_format=inputs.kv_format,
+            k_scale=float(inputs.k_scale),
+            v_scale=float(inputs.v_scale),
         )
         return *codes, *scales
     return append_paged_kv(

@@ -13,7 +13,16 @@ from ...reference import AttentionProblem
 from ...reference.tensors.inputs import AppendInputs
 from ..targets.target import Target
 from .claims import as_bytes, by_slots, wrong_here
-from .sources import implementation, known, load, missing_file, says, source_of, unavailable
+from .sources import (
+    implementation,
+    known,
+    load,
+    missing_file,
+    missing_name,
+    says,
+    source_of,
+    unavailable,
+)
 from .vllm_attention import BY_TOKEN
 from .vllm_stubs import stubs
 
@@ -21,6 +30,10 @@ NAME = "ops.triton_reshape_and_cache_flash"
 FILE = (f"vllm.v1.attention.{NAME}", f"vllm.attention.{NAME}")
 DIFFKV = "triton_reshape_and_cache_flash_diffkv"
 QUANTISED = "triton_reshape_and_cache_flash_per_token_head_quant"
+INT4_FILE = "vllm.v1.attention.ops.int4_per_token_head"
+INT4_RUN, INT4_KERNEL = "_run_reshape_kernel", "_reshape_cache_int4_kernel"
+"""What ``reshape_and_cache_int4`` calls after it has rotated keys and values by Hadamard matrices,
+which is no part of the format: queries are rotated too."""
 
 
 def _supports(problem: AttentionProblem, target: Target) -> bool | str:
@@ -223,9 +236,6 @@ def append_tokens(inputs: AppendInputs) -> tuple[torch.Tensor, ...]:
     """Write each token's codes and scales into the slot that its request's pages give it."""
     caches = tuple(each if inputs.in_place else each.clone() for each in inputs.written)
     k_cache, v_cache, k_scales, v_scales = (by_slots(each, inputs.kv_layout) for each in caches)
-    # The kernel reads a slot for every row: vLLM's runner fills up its mapping with -1, too.
-    slots, rows = inputs.slot_mapping, len(inputs.k)
-    slots = torch.nn.functional.pad(slots, (0, rows - len(slots)), value=-1)
     with load(FILE, stubs) as kernels:
         getattr(kernels, QUANTISED)(
             key=inputs.k,
@@ -234,7 +244,45 @@ def append_tokens(inputs: AppendInputs) -> tuple[torch.Tensor, ...]:
             value_cache=v_cache,
             k_scale_cache=k_scales[..., 0],
             v_scale_cache=v_scales[..., 0],
-            slot_mapping=slots,
+            slot_mapping=_slot_of_each_row(inputs),
             kv_quant_mode=BY_TOKEN[k_cache.dtype],
+        )
+    return caches
+
+
+def _slot_of_each_row(inputs: AppendInputs) -> torch.Tensor:
+    """Return the slot mapping with -1 for rows behind it, as vLLM's runner fills it up, too."""
+    slots = inputs.slot_mapping
+    return torch.nn.functional.pad(slots, (0, len(inputs.k) - len(slots)), value=-1)
+
+
+def _writes_int4(problem: AttentionProblem, target: Target) -> bool | str:
+    if problem.kv_element != "int4_per_token_head":
+        return "caches of four bits with zero points in their scales only"
+    if missing := missing_file(INT4_FILE) or missing_name(INT4_FILE, INT4_RUN):
+        return missing
+    return wrong_here(target, "") or unavailable(INT4_FILE, target) or True
+
+
+@implementation(
+    "append_paged_kv", name="vllm-reshape-and-cache-int4", provider="vllm",
+    supports=_writes_int4, features=("int4_kv", "slot_mapping", "large_rows"),
+    compile_key=_token_key, build_ahead="cuda", build_minutes=0.02, build_compilers=1,
+)  # fmt: skip
+def append_int4(inputs: AppendInputs) -> tuple[torch.Tensor, ...]:
+    """Write each token's codes of four bits, and its scales with the zero points in them."""
+    caches = tuple(each if inputs.in_place else each.clone() for each in inputs.written)
+    k_cache, v_cache, k_scales, v_scales = (by_slots(each, inputs.kv_layout) for each in caches)
+    with load(INT4_FILE, stubs) as kernels:
+        getattr(kernels, INT4_RUN)(
+            getattr(kernels, INT4_KERNEL),
+            key=inputs.k,
+            value=inputs.v,
+            key_cache=k_cache,
+            value_cache=v_cache,
+            k_scale_cache=k_scales[..., 0],
+            v_scale_cache=v_scales[..., 0],
+            slot_mapping=_slot_of_each_row(inputs),
+            packing_factor=2,
         )
     return caches

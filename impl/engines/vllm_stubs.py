@@ -230,8 +230,8 @@ def stubs() -> Mapping[str, Mapping[str, object]]:
         "vllm.utils": {"round_up": _round_up},
         "vllm.utils.deep_gemm": {"get_tma_aligned_size": _tma_aligned},
         "vllm.utils.math_utils": {"round_up": _round_up, "next_power_of_2": _next_power_of_2,
-                                  "cdiv": _ceil_div,
-                                  "RCP_LN2": RCP_LN2},
+                                  "cdiv": _ceil_div, "RCP_LN2": RCP_LN2,
+                                  "largest_power_of_2_divisor": lambda number: number & -number},
         "vllm.utils.torch_utils": {"is_quantized_kv_cache": _is_quantised},
         "vllm.v1.attention.backends.utils": {"PAD_SLOT_ID": -1},
         "vllm.v1.kv_cache_interface": {

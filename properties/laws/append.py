@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,6 +14,7 @@ from ...reference.problems.cache_names import has_block_scales
 from ...reference.tensors.inputs import AppendInputs
 from ...reference.tensors.rope_append import RopeAppendInputs, with_other_turns
 from ...reference.tensors.values import bits, choose, stream
+from ..verdicts.appended import Caches, by_slot, copied, judge_codes, judges_codes
 from ..verdicts.comparison import Check, all_within, bitwise, fail, same_bits, worse
 from ..verdicts.contained import Stop
 from ..verdicts.operations import APPENDED, AS_READ, OPERATIONS, appended_caches
@@ -22,8 +23,6 @@ from ..verdicts.subject import Subject
 from ..verdicts.verdict import PASS, VACUOUS, Verdict
 from .law import APPEND, ROPE, Law, Values
 
-Caches = tuple[torch.Tensor, ...]
-"""Both caches, and their scales where each token and head has one."""
 PADDED_ROWS = 3
 """Rows of keys and values behind a batch's tokens."""
 SLOTS_BEHIND, SLOTS_IN_BUFFER = (2**62, -1, -(2**63)), 64
@@ -48,32 +47,70 @@ def appended(subject: Subject, problem: AttentionProblem, inputs: AppendInputs) 
     return caches
 
 
+class Expected(NamedTuple):
+    """What caches are to be after a call, which may change its inputs.
+
+    Attributes:
+        wanted: the caches, and scales where there are some; as they are given, where codes are
+            judged by their ends.
+        bounds: of each element of what ``as_compared`` returns; None where bits are right, or codes
+            are judged.
+        given: a copy of what the call is given, where codes are judged; else None.
+    """
+
+    wanted: Caches
+    bounds: Caches | None = None
+    given: AppendInputs | None = None
+
+
+def expected_of(inputs: AppendInputs) -> Expected:
+    """Return what a call with these inputs is to answer."""
+    if judges_codes(inputs):
+        given = copied(inputs)
+        return Expected(given.written, given=given)
+    return Expected(*oracle.bounded_append(inputs))
+
+
 def compared(
-    inputs: AppendInputs, caches: Caches, wanted: Caches, bounds: Caches | None
+    subject: Subject,
+    inputs: AppendInputs,
+    caches: Caches,
+    expected: Expected,
+    written: torch.Tensor | None = None,
 ) -> Verdict:
-    """Compare caches bit by bit, or element by element where there are bounds."""
-    if bounds is not None:
+    """Compare caches by codes and their ends, element by element within bounds, or bit by bit.
+
+    Args:
+        subject: what answered.
+        inputs: what it was given.
+        caches: its answer.
+        expected: what it is to be.
+        written: bool [tokens], which tokens have a slot, where codes are judged; None: all.
+    """
+    if expected.given is not None:
+        return judge_codes(expected.given, caches, subject.arithmetic_of(inputs), written)
+    if expected.bounds is not None:
         found = as_compared(caches, inputs.kv_format)
-        columns = zip((*APPENDED, *AS_READ), found, wanted, bounds, strict=False)
+        columns = zip((*APPENDED, *AS_READ), found, expected.wanted, expected.bounds, strict=False)
         checks = [Check(*each) for each in columns]
         # What is read first: it says more than a code or a scale.
         return all_within([*checks[len(APPENDED) :], *checks[: len(APPENDED)]])
     verdict = Verdict("PASS", ratio=0.0)
-    for name, cache, expected in zip(APPENDED, caches, wanted, strict=False):
-        if not same_bits(cache, expected):
-            verdict = worse(verdict, bitwise(name, cache, expected))
+    for name, cache, wanted in zip(APPENDED, caches, expected.wanted, strict=False):
+        if not same_bits(cache, wanted):
+            verdict = worse(verdict, bitwise(name, cache, wanted))
     return verdict
 
 
 def append_parity(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Check every slot, the untouched ones included: bit by bit, new scales within bounds."""
     inputs = subject.materialise(problem)
-    expected, bounds = oracle.bounded_append(inputs)
+    expected = expected_of(inputs)
     caches = appended(subject, problem, inputs)
     for name, cache, given in zip(APPENDED, caches, inputs.written, strict=False):
         if inputs.in_place and cache.data_ptr() != given.data_ptr():
             return fail("shape", f"in_place: the returned {name} is another tensor")
-    return compared(inputs, caches, expected, bounds)
+    return compared(subject, inputs, caches, expected)
 
 
 def append_then_attend(subject: Subject, problem: AttentionProblem) -> Verdict:
@@ -97,15 +134,17 @@ def never_written(subject: Subject, problem: AttentionProblem) -> Verdict:
         return VACUOUS
     inputs = subject.materialise(problem)
     tokens = torch.arange(problem.num_tokens, device=inputs.k.device)
-    mapping, (wanted, bounds) = inputs.slot_mapping, oracle.bounded_append(inputs)
+    mapping, expected = inputs.slot_mapping, expected_of(inputs)
     skipped = bits(stream(problem.seed, "padded slots"), tokens.cpu(), 1).flatten() % 3 == 0
     skipped = skipped.to(tokens.device)
     page, slot = mapping[skipped] // problem.page_size, mapping[skipped] % problem.page_size
-    for cache, given in zip(wanted, as_compared(inputs.written, inputs.kv_format), strict=True):
+    for cache, given in zip(
+        expected.wanted, as_compared(inputs.written, inputs.kv_format), strict=True
+    ):
         pair = given.to(cache.dtype), cache
         old, new = (by_slot(each, problem.kv_layout).view(torch.uint8) for each in pair)
         new[page, slot] = old[page, slot]
-    for bound in bounds or ():
+    for bound in expected.bounds or ():
         by_slot(bound, problem.kv_layout)[page, slot] = 0
     rows = [
         torch.cat([each, each.new_full((PADDED_ROWS, *each.shape[1:]), torch.nan)])
@@ -115,7 +154,7 @@ def never_written(subject: Subject, problem: AttentionProblem) -> Verdict:
     if choose(problem.seed, "padded slots", 1, 2):
         slots = torch.cat([slots, slots.new_full((PADDED_ROWS,), -1)])
     given = replace(inputs, k=rows[0], v=rows[1], slots=_in_a_buffer(slots, problem.seed))
-    return compared(inputs, appended(subject, problem, given), wanted, bounds)
+    return compared(subject, inputs, appended(subject, problem, given), expected, ~skipped)
 
 
 def _in_a_buffer(slots: torch.Tensor, seed: int) -> torch.Tensor:
@@ -141,8 +180,8 @@ def vectors_of_one_value(subject: Subject, problem: AttentionProblem) -> Verdict
         rows = torch.where(kind == 0, rows[..., :1], rows)
         changed[name] = torch.where(kind == 1, torch.zeros_like(rows), rows)
     given = replace(inputs, **changed)
-    wanted, bounds = oracle.bounded_append(given)
-    return compared(given, appended(subject, problem, given), wanted, bounds)
+    expected = expected_of(given)
+    return compared(subject, given, appended(subject, problem, given), expected)
 
 
 def turned(subject: Subject, problem: RopeAppendProblem, inputs: RopeAppendInputs) -> Caches:
@@ -285,11 +324,6 @@ def _alike(what: str, first: Caches, second: Caches) -> Verdict:
 
 def _scales_of_no_token(caches: Values) -> Values:
     return tuple(pair for pair in caches if not has_block_scales(pair[0]))
-
-
-def by_slot(cache: torch.Tensor, kv_layout: str) -> torch.Tensor:
-    """View a cache as [pages, page_size, kv_heads, channels]."""
-    return cache if kv_layout == "NHD" else cache.transpose(1, 2)
 
 
 LAWS = (

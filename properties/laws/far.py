@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from ...impl.gpu.workspaces import workspaces_apart
-from ...reference import AttentionProblem, BatchMetadata, MoEProblem, oracle
+from ...reference import AttentionProblem, BatchMetadata, MoEProblem
 from ...reference.tensors.allocation import FAR, LEAST_ROWS, rows_apart, unreserved
 from ...reference.tensors.inputs import (
     AppendInputs,
@@ -24,7 +24,7 @@ from ...reference.tensors.inputs import (
 from ..verdicts.comparison import agree
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import VACUOUS, Verdict
-from .append import appended, compared
+from .append import appended, compared, expected_of
 from .general import kept, run_on
 from .law import APPEND, ATTENTION, PAGED, Law
 from .slack import PARITY
@@ -207,8 +207,7 @@ def append_far_pages(subject: Subject, problem: AttentionProblem) -> Verdict:
         back = given.clone()
         back.view(torch.uint8)[apart.used] = cache.view(torch.uint8)[apart.places]
         found.append(back)
-    expected, bounds = oracle.bounded_append(inputs)
-    return compared(inputs, tuple(found), expected, bounds)
+    return compared(subject, inputs, tuple(found), expected_of(inputs))
 
 
 def far_tokens(subject: Subject, problem: AttentionProblem) -> Verdict:

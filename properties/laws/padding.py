@@ -19,6 +19,7 @@ from ...reference.problems import MAX_SEQ_LEN
 from ...reference.problems.mask_fields import WITHOUT_TABLES
 from ...reference.tensors.inputs import AttentionInputs, PagedAttentionInputs
 from ...reference.tensors.values import choose
+from ..verdicts.appended import by_slot
 from ..verdicts.comparison import (
     Result,
     against_oracle,
@@ -34,7 +35,7 @@ from ..verdicts.routes import guarded as guarded_route
 from ..verdicts.snapshot import Snapshot
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import VACUOUS, Verdict
-from .append import appended, by_slot
+from .append import appended
 from .batches import described
 from .expert_calls import answer, guarded, same
 from .general import expectation_of, kept, run, run_on

@@ -8,7 +8,6 @@ on public reports of serving stacks and kernel libraries.
 from __future__ import annotations
 
 from . import (
-    append_bugs,
     context_parallel_bugs,
     far_bugs,
     fp4_quantize_bugs,
@@ -27,6 +26,8 @@ from . import (
     slots_bugs,
     steps_bugs,
 )
+from .append import bugs as append_bugs
+from .append import code_bugs as append_code_bugs
 from .attention import (
     exact_bugs,
     feature_bugs,
@@ -99,6 +100,7 @@ BUGS: tuple[SeededBug, ...] = (
     *rearrange_bugs.BUGS,
     *rope_bugs.BUGS,
     *append_bugs.BUGS,
+    *append_code_bugs.BUGS,
     *session_bugs.BUGS,
     *mask_bugs.BUGS,
     *mla_bugs.BUGS,

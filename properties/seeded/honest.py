@@ -19,6 +19,7 @@ from ...reference.tensors.inputs import (
     PagedAttentionInputs,
     RaggedAttentionInputs,
 )
+from .append_codes import has_four_bits, of_rows, write_codes
 from .appending import (
     Caches,
     addresses,
@@ -444,12 +445,14 @@ def phased_metadata(inputs: MetadataInputs) -> Phased:
     "append_paged_kv",
     control="honest",
     features=(
-        "fp8_kv", "per_token_head_kv", "zero_point_kv", "different_kv_strides", "kv_views",
-        "strided_channels",
+        "fp8_kv", "nvfp4_kv", "interleaved_v_scales", "per_token_head_kv", "int4_kv",
+        "zero_point_kv", "different_kv_strides", "kv_views", "strided_channels",
     ),
 )  # fmt: skip
 def append(inputs: AppendInputs) -> Caches:
-    """Write new keys and values into their slots, as FP8 or by scales of tokens where those are."""
+    """Write new keys and values into their slots, as the cache holds them."""
+    if has_four_bits(inputs):
+        return write_codes(inputs, *of_rows(inputs))
     if has_zero_points(inputs):
         pairs = pairs_of(inputs)
         return write_pairs(inputs, codes_with_zero_points(inputs, pairs), pairs)

@@ -12,7 +12,7 @@ from ...reference.tensors.inputs import (
     PagedAttentionInputs,
     RaggedAttentionInputs,
 )
-from .append_bugs import written_slots
+from .append.bugs import written_slots
 from .catalogue import SeededBug, seeded
 from .honest import merge_states
 from .kernels import HONEST, attend, key_counts

@@ -22,7 +22,7 @@ from ...reference.problems.cache_names import (
     KV_CACHES,
     cache_fits,
     element_of,
-    has_block_scales,
+    has_tensor_scales,
     multiples_of,
     query_dtypes,
 )
@@ -182,7 +182,7 @@ def attention_example(operation: str, chosen: Mapping[str, Any]) -> AttentionPro
     kv_cache, q_dtype = fields.pop("caches")
     if operation == "append_paged_kv" and (fields["k_scale"], fields["v_scale"]) != (1.0, 1.0):
         kv_cache = kv_cache or FP8[0]
-        if has_block_scales(kv_cache):  # of tokens, which leave no room for those of a tensor
+        if not has_tensor_scales(kv_cache):  # of tokens, which leave no room for those of a tensor
             fields |= {"k_scale": 1.0, "v_scale": 1.0}
     if fields["q_scale"] != 1 and not q_dtype:
         kv_cache = q_dtype = FP8[0]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ...reference import AttentionProblem, MergeProblem, MetadataProblem
 from ...reference.formats.cache_elements import RECORDS
 from ...reference.problems.base import is_power_of_two
-from ...reference.problems.cache_names import cache_fits, has_block_scales
+from ...reference.problems.cache_names import cache_fits, has_tensor_scales
 from ...reference.problems.mask_fields import NO_MASK
 from .attention_axes import (
     ATTENTION_AXES,
@@ -465,7 +465,7 @@ def _cache(draw: st.DrawFn, axes: Axes, fields: Mapping[str, Any]) -> dict[str, 
         found["q_scale"] = draw(sampled(axes.allows("q_scale")))
         # FA3's scales of FP8 queries are one a head, always.
         found["per_head_scales"] = draw(sampled(axes.allows("per_head_scales")))
-    if axes.operation == "append_paged_kv" and (not kv_cache or has_block_scales(kv_cache)):
+    if axes.operation == "append_paged_kv" and not has_tensor_scales(kv_cache):
         found |= {"k_scale": 1.0, "v_scale": 1.0}
     return found
 

@@ -21,9 +21,10 @@ from ...reference import Problem
 from ...reference.attention.append_bounds import as_compared
 from ...reference.operations import OPERATIONS as ORACLES
 from ...reference.operations import operation_of
-from ...reference.oracle import bounded_append
+from ...reference.oracle import append, bounded_append
 from ...reference.tensors.inputs import AppendInputs
 from ..laws.metadata.builders import FIELDS, WRITTEN
+from ..verdicts.appended import copied, judge_codes, judges_codes
 from ..verdicts.comparison import Check, all_within, bitwise, unusable
 from ..verdicts.operations import APPENDED, AS_READ, OPERATIONS, appended_caches
 from ..verdicts.subject import Subject
@@ -102,6 +103,8 @@ class Keeper(Subject):
             return super().call(problem, inputs, function, wait=wait)
         with self._stages.stage("judge"):
             expected, bound = self._expected(problem, inputs)
+            # A call may write what it is judged by.
+            before = copied(inputs) if judges_codes(inputs) else inputs
             named: Named = {}
             record = _tree(inputs, "", named)
             (self.folder / ANSWER).unlink(missing_ok=True)
@@ -120,7 +123,7 @@ class Keeper(Subject):
         result = super().call(problem, inputs, function, wait=wait)
         with self._stages.stage("judge"):
             answer = self._answer(problem.operation, inputs, result)
-            self.wrong = self._is_wrong(inputs, answer, expected, bound)
+            self.wrong = self._is_wrong(before, answer, expected, bound)
             _save({"result": answer, "wrong": self.wrong}, self.folder / ANSWER)
         return result
 
@@ -136,7 +139,8 @@ class Keeper(Subject):
                 if not isinstance(inputs, AppendInputs):
                     found = oracle.answer(inputs)
                     return _buffer(problem.operation, found) or found.tensors(), {}
-                answer, bounds = bounded_append(inputs)
+                coded = judges_codes(inputs)
+                answer, bounds = (append(inputs), None) if coded else bounded_append(inputs)
                 return _by_name(answer), _by_name(bounds or ())
             bounded = oracle.bounded(inputs, self.arithmetic_of(inputs))
         except (ValueError, RuntimeError):
@@ -191,6 +195,18 @@ class Keeper(Subject):
                 first is None
                 or answers.judge_apart(self.implementation, inputs, (first, second)).bad
             )
+        if judges_codes(inputs):
+            return self._has_wrong_codes(inputs, answer)
+        return self._is_off(answer, expected, bound)
+
+    def _has_wrong_codes(self, inputs: AppendInputs, answer: Named) -> bool:
+        caches = tuple(answer[name] for name in APPENDED if name in answer)
+        found, given = ([(each.shape, each.dtype) for each in which]
+                        for which in (caches, inputs.written))  # fmt: skip
+        arithmetic = self.implementation.arithmetic_of(0)
+        return found != given or judge_codes(inputs, caches, arithmetic).bad
+
+    def _is_off(self, answer: Named, expected: Named, bound: Named) -> bool:
         for name, wanted in expected.items():
             got = answer.get(name)
             if got is None:

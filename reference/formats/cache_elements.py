@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from ..validation import KVLayout
+from .code_ends import Ends, int4_ends, nvfp4_ends
 from .fp4 import pack_e2m1, quantize_e2m1
 from .fp8 import quantize_fp8
 from .int4 import LARGEST_CODE, dequantize_int4, quantize_int4
@@ -228,6 +229,8 @@ class CacheElement:
             them.
         zero_point: whether a zero point, no integer, follows the scale of each token and head, and
             both have the model's dtype.
+        ends: function that says which codes and scales an honest kernel may write of new rows, see
+            ``code_ends.py``; None where ``append_error_bound`` does, or the bits are defined.
         record: the record of elements whose row is a token's whole entry; K and V are then one
             tensor, and ``decode`` gives the key, whose first channels are the value. None for
             others.
@@ -247,6 +250,7 @@ class CacheElement:
     exact_encoder: Callable[[torch.Tensor, Scale, torch.dtype], Codes] | None = None
     decode: Callable[[Codes], torch.Tensor] = operator.itemgetter(0)
     zero_point: bool = False
+    ends: Ends | None = None
     record: Record | None = None
 
     def encode(self, rows: torch.Tensor, scale: Scale, *, exactly: bool = False) -> Codes:
@@ -265,9 +269,8 @@ class CacheElement:
 
     @property
     def appendable(self) -> bool:
-        """Whether problems of ``append_paged_kv`` may have it."""
-        plain = not self.block and self.record is None
-        return plain and (self.packed == 1 or self.zero_point)
+        """Whether problems of ``append_paged_kv`` may have it: it is known what may be written."""
+        return self.record is None
 
     def scales_of(self, channels: int) -> int:
         """Return the block scales of a token and head, with zero points; 0 where there are none."""
@@ -315,7 +318,7 @@ CACHE_ELEMENTS = {
             NVFP4, torch.uint8, _encode_nvfp4, "nvfp4_kv", ("", " interleaved"), ("", *FP8),
             ((0x00, 0x88), (0x11, 0x91), (0x77, 0xF7)),
             2, NVFP4_BLOCK, torch.float8_e4m3fn, ((0x00,), (0x01,), (0x7E,)),
-            _encode_nvfp4_exactly, _decode_nvfp4,
+            _encode_nvfp4_exactly, _decode_nvfp4, ends=nvfp4_ends,
         ),
         *(
             CacheElement(
@@ -331,7 +334,7 @@ CACHE_ELEMENTS = {
         CacheElement(
             INT4, torch.uint8, _encode_int4, "int4_kv", ("",), ("",),
             ((0x00,), (0x01, 0x10), (0x0F, 0xF0)),
-            2, 0, torch.float32, INT4_SCALES, _encode_int4_exactly, _decode_int4,
+            2, 0, torch.float32, INT4_SCALES, _encode_int4_exactly, _decode_int4, ends=int4_ends,
         ),
         *(
             CacheElement(

@@ -22,6 +22,7 @@ from .cache_names import (
     Q_DTYPES,
     cache_fits,
     element_of,
+    has_tensor_scales,
     multiples_of,
     query_dtypes,
     storage_of,
@@ -295,17 +296,13 @@ class AttentionProblem(BaseProblem):
             if t > s:
                 refuse(f"query_lens[{position}]", t, f"at most seq_lens[{position}] = {s}")
         if not self.cache_entry.appendable:
-            expected = (
-                "without scales of blocks, and packed codes only beside zero points, for "
-                "append_paged_kv"
-            )
-            refuse("kv_cache", self.kv_cache, expected)
-        of_a_tensor = bool(self.kv_cache) and not self.cache_entry.scaled
+            refuse("kv_cache", self.kv_cache, "one of K and V apart for append_paged_kv")
+        of_a_tensor = has_tensor_scales(self.kv_cache)
         for name in ("k_scale", "v_scale"):
             scale = getattr(self, name)
             # Another one would round the new keys twice: once as a problem's values, once as codes.
             if not is_power_of_two(scale) or (scale != 1 and not of_a_tensor):
-                expected = "1, or a power of two with an FP8 cache, for append_paged_kv"
+                expected = "1, or a power of two with a cache of FP8 or nvfp4, for append_paged_kv"
                 refuse(name, scale, expected)
         if self.output_scale is not None:
             refuse("output_scale", self.output_scale, "null for append_paged_kv")

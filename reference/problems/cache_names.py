@@ -51,6 +51,14 @@ def has_block_scales(kv_cache: str) -> bool:
     return bool(kv_cache) and cache_element(element_of(kv_cache)).scaled
 
 
+def has_tensor_scales(kv_cache: str) -> bool:
+    """Whether new keys and values of such a cache are divided by scales that a call gives."""
+    if not kv_cache:
+        return False
+    entry = cache_element(element_of(kv_cache))
+    return bool(entry.feature) and (not entry.scaled or entry.block > 0)
+
+
 def multiples_of(kv_cache: str) -> dict[str, int]:
     """Return, by field, of what a problem's head dims and page size must be multiples."""
     if kv_cache and (record := cache_element(element_of(kv_cache)).record):

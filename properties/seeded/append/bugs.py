@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from ...reference.tensors.inputs import AppendInputs
-from .appending import (
+from ....reference.tensors.inputs import AppendInputs
+from ..appending import (
     Caches,
     Pair,
     addresses,
@@ -25,8 +25,8 @@ from .appending import (
     write_pairs,
     write_scaled,
 )
-from .catalogue import SeededBug, seeded
-from .honest import append
+from ..catalogue import SeededBug, seeded
+from ..honest import append
 
 BUGS: list[SeededBug] = []
 CONTROLS: list[SeededBug] = []

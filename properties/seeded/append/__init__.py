@@ -1,0 +1,1 @@
+"""Faulty appending to a paged cache."""
