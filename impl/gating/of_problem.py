@@ -62,7 +62,8 @@ def feature_of(problem: Problem, backend: str, *, decodes: bool = False) -> Feat
     if not isinstance(problem, AttentionProblem):
         return Feature(problem.operation, backend)
     mask = "tree" if problem.tree else "custom" if problem.custom_mask else ""
-    operation = "mla" if problem.values_in_keys else problem.operation
+    latent = problem.values_in_keys and problem.operation == "paged_attention"
+    operation = "mla" if latent else problem.operation
     verifies = decodes or (operation, backend) in DECODING
     kinds = {"decode" if t <= 1 or verifies else "prefill" for t in problem.query_lens}
     return Feature(

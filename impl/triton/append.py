@@ -32,8 +32,9 @@ def _compile_key(problem: AttentionProblem) -> Hashable:
 
 
 def _kernels(problem: AttentionProblem) -> Iterator[AttentionProblem]:
-    names = ("operation", "dtype", "head_dim_qk", "head_dim_vo", "kv_cache")
-    least = AttentionProblem(**{name: getattr(problem, name) for name in names})
+    names = ("operation", "dtype", "head_dim_qk", "head_dim_vo", "values_in_keys", "kv_cache")
+    fields = {name: getattr(problem, name) for name in names}
+    least = AttentionProblem(**fields | ({"num_kv_heads": 1} if problem.values_in_keys else {}))
     for each in in_every_alignment(least):
         # One of several seeds asks for the given cache to be written, whose alignment counts.
         seeds = range(1 if each is least else SEEDS)
@@ -43,7 +44,7 @@ def _kernels(problem: AttentionProblem) -> Iterator[AttentionProblem]:
 @kernel(
     "append_paged_kv",
     name="triton-append",
-    features=("fp8_kv", "large_tensors"),
+    features=("fp8_kv", "mla", "large_tensors"),
     compile_key=_compile_key,
     kernels=_kernels,
     build_minutes=BUILD_MINUTES,
@@ -54,7 +55,8 @@ def append(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
     Args:
         inputs: k [tokens, kv_heads, head_dim_qk], v [tokens, kv_heads, head_dim_vo] and both
             caches, NHD or HND, strided or not, of any dtype; each token's request is found on the
-            device. FP8 is scaled in float32 and saturates.
+            device. FP8 is scaled in float32 and saturates. Latent caches are written twice where
+            their values lie, with equal numbers.
 
     Returns:
         (k_cache, v_cache), the given ones if ``in_place``, else copies.

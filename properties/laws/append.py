@@ -116,7 +116,7 @@ def append_parity(subject: Subject, problem: AttentionProblem) -> Verdict:
 def append_then_attend(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Attend, with the oracle, to a cache that the subject completed: as if it had been whole."""
     # Codes and scales of tokens may differ within bounds, from which attention would inherit.
-    if not problem.num_tokens or problem.cache_entry.scaled:
+    if not problem.num_tokens or problem.cache_entry.scaled or problem.cache_entry.ends:
         return VACUOUS
     inputs = subject.materialise(problem)
     attention = subject.materialise(replace(problem, operation="paged_attention"))
@@ -179,6 +179,8 @@ def vectors_of_one_value(subject: Subject, problem: AttentionProblem) -> Verdict
         kind = kind.to(rows.device)[..., None]
         rows = torch.where(kind == 0, rows[..., :1], rows)
         changed[name] = torch.where(kind == 1, torch.zeros_like(rows), rows)
+    if problem.values_in_keys:
+        changed["v"] = changed["k"][..., : problem.head_dim_vo]
     given = replace(inputs, **changed)
     expected = expected_of(given)
     return compared(subject, given, appended(subject, problem, given), expected)

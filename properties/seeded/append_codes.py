@@ -1,4 +1,4 @@
-"""Honest codes of four bits, in float32, for the bugs and the control that write them."""
+"""Honest codes of four bits, and records of latent attention, in float32, for bugs and control."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import torch
 
 from ...reference.formats.scale_layouts import deinterleave_v_scales, interleave_v_scales
 from ...reference.tensors.inputs import AppendInputs
-from .appending import Caches, Pair, write_scaled
+from .appending import Caches, Pair, addresses, by_slot, write_scaled
 
 MIDDLES = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
 """Numbers halfway between two of e2m1; ties go to the even code."""
 BLOCK, LARGEST, LARGEST_SCALE = 16, 6.0, 448.0
 LEVELS, LEAST_SCALE, ZERO_POINT = 15.0, 1e-6, 15
+COMPRESSED, TILE = 512, 128
 
 
 class Written(NamedTuple):
@@ -32,6 +33,11 @@ class Written(NamedTuple):
 def is_nvfp4(inputs: AppendInputs) -> bool:
     """Whether the caches hold nvfp4."""
     return inputs.kv_format is not None and inputs.kv_format.element == "nvfp4"
+
+
+def is_record(inputs: AppendInputs) -> bool:
+    """Whether the caches hold records of fp8_ds_mla."""
+    return inputs.kv_format is not None and inputs.kv_format.element == "fp8_ds_mla"
 
 
 def has_four_bits(inputs: AppendInputs) -> bool:
@@ -118,3 +124,25 @@ def write_codes(inputs: AppendInputs, k: Written, v: Written) -> Caches:
     *caches, made = write_scaled(given, codes, scales)
     whole = v_scales if inputs.in_place else v_scales.clone()
     return (*caches, whole.copy_(interleave_v_scales(made, kv_layout=layout)))
+
+
+def tile_scales(rows: torch.Tensor) -> torch.Tensor:
+    """Return the scales [..., 4] float32 of the tiles of 128 compressed channels."""
+    largest = rows[..., :COMPRESSED].float().unflatten(-1, (-1, TILE)).abs().amax(-1)
+    scales: torch.Tensor = largest / LARGEST_SCALE
+    return scales.clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def record(rows: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Return bytes [..., 656] of latent rows [..., 576] by the scales of their tiles."""
+    tiles = rows[..., :COMPRESSED].float().unflatten(-1, (-1, TILE))
+    codes = (tiles / scales.unsqueeze(-1)).clamp(-LARGEST_SCALE, LARGEST_SCALE).flatten(-2)
+    parts = codes.to(torch.float8_e4m3fn), scales, rows[..., COMPRESSED:].to(torch.bfloat16)
+    return torch.cat([part.contiguous().view(torch.uint8) for part in parts], dim=-1)
+
+
+def write_records(inputs: AppendInputs, records: torch.Tensor) -> Pair:
+    """Write records [tokens, 1, 656], which are keys and values."""
+    cache = inputs.k_cache if inputs.in_place else inputs.k_cache.clone()
+    by_slot(cache, inputs.kv_layout)[addresses(inputs)] = records
+    return cache, cache

@@ -19,7 +19,15 @@ from ...reference.tensors.inputs import (
     PagedAttentionInputs,
     RaggedAttentionInputs,
 )
-from .append_codes import has_four_bits, of_rows, write_codes
+from .append_codes import (
+    has_four_bits,
+    is_record,
+    of_rows,
+    record,
+    tile_scales,
+    write_codes,
+    write_records,
+)
 from .appending import (
     Caches,
     addresses,
@@ -446,11 +454,14 @@ def phased_metadata(inputs: MetadataInputs) -> Phased:
     control="honest",
     features=(
         "fp8_kv", "nvfp4_kv", "interleaved_v_scales", "per_token_head_kv", "int4_kv",
-        "zero_point_kv", "different_kv_strides", "kv_views", "strided_channels",
+        "zero_point_kv", "mla", "fp8_ds_mla", "different_kv_strides", "kv_views",
+        "strided_channels",
     ),
 )  # fmt: skip
 def append(inputs: AppendInputs) -> Caches:
     """Write new keys and values into their slots, as the cache holds them."""
+    if is_record(inputs):
+        return write_records(inputs, record(inputs.k, tile_scales(inputs.k)))
     if has_four_bits(inputs):
         return write_codes(inputs, *of_rows(inputs))
     if has_zero_points(inputs):

@@ -154,11 +154,10 @@ RAGGED_AXES = {
 APPEND_AXES = {
     # Appending reads no query and computes nothing: other axes would only repeat problems.
     **{name: values[:1] for name, values in ATTENTION_AXES.items()},
-    **{name: ATTENTION_AXES[name] for name in ("dtype", "num_kv_heads", "page_size", "kv_layout",
-                                               "page_order", "strided_q", "strided_kv",
+    **{name: ATTENTION_AXES[name] for name in ("dtype", "head_dims", "num_kv_heads", "page_size",
+                                               "kv_layout", "page_order", "strided_q", "strided_kv",
                                                "different_kv_strides", "kv_views", "regime")},
     "phase": ("decode", "prefill", "chunk", "no_query"),
-    "head_dims": WITHOUT_LATENT,
     "real": real_axis("append_paged_kv"),
     "caches": tuple((name, "") for name in KV_CACHES
                     if not name or cache_element(element_of(name)).appendable),
@@ -195,6 +194,7 @@ def attention_example(operation: str, chosen: Mapping[str, Any]) -> AttentionPro
             fields |= head_fields((multiples["head_dim_qk"], multiples["head_dim_vo"], 0))
     if fields.get("values_in_keys"):
         fields["kv_views"] = ""
+        fields |= {"v_scale": fields["k_scale"]} if operation == "append_paged_kv" else {}
     if fields["regime"] == "exact_grid":
         fields |= {"logits_soft_cap": 0.0, "v_scale": 1.0, "alibi": False,
                    "logits_bias": "", "alibi_function": "linear"}  # fmt: skip

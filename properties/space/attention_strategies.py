@@ -467,6 +467,8 @@ def _cache(draw: st.DrawFn, axes: Axes, fields: Mapping[str, Any]) -> dict[str, 
         found["per_head_scales"] = draw(sampled(axes.allows("per_head_scales")))
     if axes.operation == "append_paged_kv" and not has_tensor_scales(kv_cache):
         found |= {"k_scale": 1.0, "v_scale": 1.0}
+    if axes.operation == "append_paged_kv" and fields.get("values_in_keys"):
+        found["v_scale"] = found.get("k_scale", fields.get("k_scale", 1.0))
     return found
 
 

@@ -156,7 +156,7 @@ def heads_of(axes: Axes, real: Real | None, drawn: dict[str, Any], keys: int = 0
     found = {"num_kv_heads": kv_heads, "group_size": group}
     same = {name: fields[name] for name in ("head_dim_qk", "head_dim_vo")}
     latent = {"values_in_keys": fields["values_in_keys"]} if fields.get("values_in_keys") else {}
-    scale = {"sm_scale": fields["sm_scale"]} if latent and fields["sm_scale"] else {}
+    scale = {"sm_scale": fields["sm_scale"]} if latent and fields.get("sm_scale") else {}
     return {**found, **same, **latent, **scale}
 
 

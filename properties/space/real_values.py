@@ -133,7 +133,8 @@ class Real:
         page = {"page_size": self.page_size} if self.page_size else {}
         heads = {"num_kv_heads": self.kv_heads[0], "group_size": self.groups[0]}
         if operation == "append_paged_kv":
-            return {**dims, **page, "num_kv_heads": self.kv_heads[0]}
+            latent = {"values_in_keys": self.fields["values_in_keys"]}
+            return {**dims, **latent, **page, "num_kv_heads": self.kv_heads[0]}
         return {**self.fields, **heads, **({} if operation == "ragged_attention" else page)}
 
 
@@ -148,7 +149,7 @@ def rows_of(operation: str) -> tuple[Real, ...]:
     """Return the rows that an operation's problems can have, none of which is another's double."""
     found: dict[tuple[Any, ...], Real] = {}
     for real in rows_of_attention():
-        if operation != "paged_attention" and real.fields["values_in_keys"]:
+        if operation == "ragged_attention" and real.fields["values_in_keys"]:
             continue
         # Rows that differ only in what an operation does not have are one row of it. Whether a
         # rank's group can be split (one key-value head) is part of the key.

@@ -8,16 +8,15 @@ from typing import TypeGuard
 import torch
 
 from ...reference import Arithmetic
-from ...reference.attention.append import addresses, checked_append
+from ...reference.attention.append import addresses
 from ...reference.formats.code_ends import Part
+from ...reference.formats.kv_format import checked_cache
 from ...reference.tensors.inputs import AppendInputs
 from .comparison import Check, fail, listed, off, same_bits
 from .operations import APPENDED
 from .verdict import EXACTLY, Verdict
 
 Caches = tuple[torch.Tensor, ...]
-NAMES = {"codes": ("k_cache", "v_cache"), "scales": ("k_scales", "v_scales")}
-"""Tensors of the answer that hold a part of new rows; zero points lie in the scales."""
 
 
 def by_slot(cache: torch.Tensor, kv_layout: str) -> torch.Tensor:
@@ -59,66 +58,83 @@ def judge_codes(
         written: bool [tokens], which tokens have a slot; None: all.
     """
     assert inputs.kv_format is not None  # noqa: S101  `judges_codes` has looked
-    assert inputs.kv_cache_sf is not None  # noqa: S101  such a cache has scales
-    layout, ends = inputs.kv_format.kv_layout, inputs.kv_format.entry.ends
-    assert ends is not None  # noqa: S101  `judges_codes` has looked
+    layout, entry = inputs.kv_format.kv_layout, inputs.kv_format.entry
+    assert entry.ends is not None  # noqa: S101  `judges_codes` has looked
     pages, slots = (each.to(inputs.k.device) for each in addresses(inputs.metadata))
     tokens = torch.arange(len(pages), device=pages.device)
     if written is not None:
         tokens = tokens[written.to(tokens.device)]
     places = pages[tokens], slots[tokens]
-    rows = inputs.k[tokens], inputs.v[tokens]
-    given, found = (
-        checked_append(inputs.k, inputs.v, pair, scales, inputs.metadata, inputs.kv_format)
-        for pair, scales in (
-            ((inputs.k_cache, inputs.v_cache), inputs.kv_cache_sf),
-            ((caches[0], caches[1]), (caches[2], caches[3])),
-        )
-    )
-    for side, scale in enumerate((inputs.k_scale, inputs.v_scale)):
-        pair = [((each.k, each.k_scales), (each.v, each.v_scales))[side] for each in (found, given)]
+    before, after = (_sides(each, inputs) for each in (inputs.written, caches))
+    if entry.record is not None and not same_bits(caches[0], caches[1]):
+        return fail("numeric", "v_cache is not k_cache, whose keys hold the values")
+    for side, (rows, scale) in enumerate(
+        ((inputs.k, inputs.k_scale), (inputs.v, inputs.v_scale))[: 1 if entry.record else 2]
+    ):
         codes, scales = (
             None if each is None else by_slot(each, layout)[places].flatten(0, 1)
-            for each in pair[0]
+            for each in after[side]
         )
         assert codes is not None  # noqa: S101  every cache has codes
-        parts = ends(rows[side].flatten(0, 1), codes, scales, float(scale), arithmetic)
+        parts = entry.ends(rows[tokens].flatten(0, 1), codes, scales, float(scale), arithmetic)
         for part in parts:
-            verdict = _between(part, side, places, by_slot(pair[0][0], layout).shape, layout)
+            of_scales = scales is not None and part.name != "codes"
+            name = APPENDED[side + 2 * of_scales]
+            if part.name not in ("codes", "scales") or (part.name == "scales" and scales is None):
+                name += f" ({part.name})"
+            heads = rows.shape[1]
+            verdict = _between(name, part, places, (len(tokens), heads), after[side][0], layout)
             if verdict.bad:
                 return verdict
-        for number, (now, before) in enumerate(zip(*pair, strict=True)):
-            if now is not None and before is not None:
-                name = APPENDED[2 * number + side]
-                verdict = _kept(name, now, before, places, layout)
+        for number, (now, then) in enumerate(zip(after[side], before[side], strict=True)):
+            if now is not None and then is not None:
+                verdict = _kept(APPENDED[side + 2 * number], now, then, places, layout)
                 if verdict.bad:
                     return verdict
     return Verdict("PASS", ratio=0.0)
 
 
+def _sides(
+    caches: Caches, inputs: AppendInputs
+) -> tuple[tuple[torch.Tensor, torch.Tensor | None], ...]:
+    """Return (codes, scales) of K and of V, scales in linear order; None where there are none."""
+    k_cache, v_cache, *scales = caches
+    pair = (scales[0], scales[1]) if scales else None
+    found = checked_cache(k_cache, v_cache, inputs.kv_layout, inputs.kv_format, pair)
+    return (found.k, found.k_scales), (found.v, found.v_scales)
+
+
 def _between(
+    name: str,
     part: Part,
-    side: int,
     places: tuple[torch.Tensor, torch.Tensor],
-    sizes: torch.Size,
+    shape: tuple[int, int],
+    cache: torch.Tensor,
     layout: str,
 ) -> Verdict:
-    """Check a part of new rows, named by its places in the cache."""
+    """Check a part of new rows, named by its places in the cache.
+
+    Args:
+        name: what a finding calls it.
+        part: the part, of rows [tokens * kv_heads, ...].
+        places: pages and slots of the tokens.
+        shape: tokens and kv_heads.
+        cache: the codes of the whole cache.
+        layout: its layout.
+    """
     low, high = part.ends
     wrong = (part.found < low) | (part.found > high)
     if not wrong.any():
         return Verdict("PASS", ratio=0.0)
-    name = NAMES.get(part.name, NAMES["scales"])[side]
-    if part.name not in NAMES:
-        name += f" ({part.name})"
-    whole = []
+    outer = by_slot(cache, layout).shape[:3]
     rows = wrong, part.numbers(part.found), part.numbers(low), part.numbers(high)
+    whole = []
     for each in rows:
-        cache = each.new_zeros((*sizes[:3], each.shape[1]))
-        cache[places] = each.view(len(places[0]), sizes[2], -1)
-        whole.append(by_slot(cache, layout))
-    wrong, actual, least, most = whole
-    where = tuple(int(i) for i in wrong.nonzero()[0])
+        room = each.new_zeros((*outer, each.shape[1]))
+        room[places] = each.view(*shape, -1)
+        whole.append(by_slot(room, layout))
+    is_wrong, actual, least, most = whole
+    where = tuple(int(i) for i in is_wrong.nonzero()[0])
     ends = [f"{each[where].item():.9g}" for each in (least, most)]
     return off(
         "numeric",
@@ -126,8 +142,8 @@ def _between(
         f"{actual[where].item():.9g}",
         ends[0] if ends[0] == ends[1] else " to ".join(ends),
         bound=EXACTLY if ends[0] == ends[1] else "",
-        more=f" ({int(wrong.sum())} of {part.found.numel()} differ)",
-        worst=listed(Check(name, actual, least, most - least), wrong, (actual - least).abs()),
+        more=f" ({int(wrong.sum())} of {wrong.numel()} differ)",
+        worst=listed(Check(name, actual, least, most - least), is_wrong, (actual - least).abs()),
     )
 
 

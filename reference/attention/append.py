@@ -32,7 +32,8 @@ def append_paged_kv(
     Token i of a request with T new tokens and S keys in all goes to position ``S - T + i``, that
     is slot ``position % page_size`` of page ``position // page_size`` of the request (FlashInfer's
     ``append_paged_kv_cache`` with positions from ``get_batch_indices_positions``). All other slots
-    keep their bits. Requests that share a page must not append to it.
+    keep their bits. Requests that share a page must not append to it. In caches of records (see
+    ``formats/latent_records.py``) both caches are one, and keys hold the values.
 
     Args:
         k: [tokens, kv_heads, head_dim_qk], the new keys of all requests, by ``qo_indptr``.
@@ -65,7 +66,9 @@ def append_paged_kv(
         message = f"{what}: append_paged_scaled"
         raise ValueError(message)
     cache = checked_cache(k_cache, v_cache, kv_layout, kv_format, None)
-    _check_rows(k, v, (k_cache, v_cache), metadata, kv_layout, cache.kv_format.packed)
+    _check_rows(k, v, cache, metadata, kv_layout)
+    if cache.kv_format.entry.record is not None:  # both caches are one, and keys hold the values
+        v, v_scale = k, k_scale
     rows = [
         _encoded(new, name, scale, kv_format.entry if kv_format else element_of(stored))
         for name, new, scale, stored in (
@@ -160,31 +163,32 @@ def checked_append(
     cache = checked_cache(*paged_kv_cache, kv_format.kv_layout, kv_format, kv_cache_sf)
     check_tensor("k", k, "tokens kv_heads head_dim_qk")
     check_tensor("v", v, "tokens kv_heads head_dim_vo")
-    _check_rows(k, v, paged_kv_cache, metadata, kv_format.kv_layout, kv_format.packed)
+    _check_rows(k, v, cache, metadata, kv_format.kv_layout)
     return cache
 
 
 def _check_rows(
     k: torch.Tensor,
     v: torch.Tensor,
-    caches: Caches,
+    cache: CheckedCache,
     metadata: BatchMetadata,
     kv_layout: KVLayout,
-    packed: int,
 ) -> None:
-    """Check new keys and values against the caches; ``packed`` channels are in a cache's entry."""
+    """Check new keys and values against the caches."""
     check_metadata(metadata)
     page_axis, head_axis = (1, 2) if kv_layout == "NHD" else (2, 1)
-    k_cache, v_cache = caches
     check_same("v", "tokens", v.shape[0], "k", k.shape[0])
-    for name, cache, new in (("k", k_cache, k), ("v", v_cache, v)):
-        check_same(name, "kv_heads", new.shape[1], f"{name}_cache", cache.shape[head_axis])
-        check_same(name, "channels", new.shape[2], f"{name}_cache", packed * cache.shape[-1])
+    for name, codes, new, channels in (
+        ("k", cache.k, k, cache.head_dim_qk),
+        ("v", cache.v, v, cache.head_dim_vo),
+    ):
+        check_same(name, "kv_heads", new.shape[1], f"{name}_cache", codes.shape[head_axis])
+        check_same(name, "channels", new.shape[2], f"{name}_cache", channels)
         check_same(
-            f"{name}_cache", "keys a page", cache.shape[page_axis], "metadata", metadata.page_size
+            f"{name}_cache", "keys a page", codes.shape[page_axis], "metadata", metadata.page_size
         )
-    check_same("v_cache", "pages", v_cache.shape[0], "k_cache", k_cache.shape[0])
-    metadata.validate(num_tokens=k.shape[0], num_pages=k_cache.shape[0])
+    check_same("v_cache", "pages", cache.v.shape[0], "k_cache", cache.k.shape[0])
+    metadata.validate(num_tokens=k.shape[0], num_pages=cache.k.shape[0])
 
 
 def _encoded(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from ..validation import KVLayout
-from .code_ends import Ends, int4_ends, nvfp4_ends
+from .code_ends import Ends, fp8_record_ends, int4_ends, nvfp4_ends
 from .fp4 import pack_e2m1, quantize_e2m1
 from .fp8 import quantize_fp8
 from .int4 import LARGEST_CODE, dequantize_int4, quantize_int4
@@ -270,7 +270,7 @@ class CacheElement:
     @property
     def appendable(self) -> bool:
         """Whether problems of ``append_paged_kv`` may have it: it is known what may be written."""
-        return self.record is None
+        return self.record is None or self.ends is not None
 
     def scales_of(self, channels: int) -> int:
         """Return the block scales of a token and head, with zero points; 0 where there are none."""
@@ -353,12 +353,12 @@ CACHE_ELEMENTS = {
                 name, torch.uint8, _record_encoder(encode, None), name, ("",), ("",), extremes,
                 exact_encoder=_record_encoder(encode, power_of_two),
                 decode=lambda rows, decode=decode: decode(rows.codes),  # type: ignore[misc]
-                record=record,
+                ends=ends, record=record,
             )
-            for name, encode, decode, record, extremes in zip(
+            for name, encode, decode, record, extremes, ends in zip(
                 RECORDS, (encode_fp8_record, encode_fp4_record),
                 (decode_fp8_record, decode_fp4_record), (FP8_RECORD, FP4_RECORD),
-                (FP8_EXTREMES, FP4_EXTREMES), strict=True,
+                (FP8_EXTREMES, FP4_EXTREMES), (fp8_record_ends, None), strict=True,
             )
         ),
     )

@@ -15,6 +15,14 @@ import torch
 from .arithmetic import UNIT_ROUNDOFF, Arithmetic
 from .fp4 import unpack_e2m1
 from .int4 import LARGEST_CODE, LEAST_SCALE, ZERO_POINT
+from .latent_records import (
+    COMPRESSED,
+    FP8_TILE,
+    LARGEST_E4M3,
+    LARGEST_E4M3_CODE,
+    LEAST_FLOAT,
+    ROTARY,
+)
 from .quantization import NVFP4_BLOCK
 from .quantizers import LEAST_NORMAL, QuantizedFormat, code_bounds, codes_of, order_of, scale_bounds
 
@@ -24,18 +32,22 @@ INT4_SCALE, INT4_CODE, INT4_STEP = 8, 16, 2.0**-19
 """Most errors of a scale of int4 and of a number before it is rounded to its code, in units of
 float32's roundoff, as in ``append_error_bound``; and what a scale loses besides that is read
 without the four bits of its zero point."""
-LARGEST_E4M3 = 0x7E
-"""The code of the largest number in e4m3, and its place in the order of their numbers."""
 
 
 Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+FP8_RECORD_FORMAT = QuantizedFormat(
+    torch.float8_e4m3fn, (1, FP8_TILE), floor=LARGEST_E4M3 * LEAST_FLOAT
+)
+"""Of the compressed channels of fp8_ds_mla: a tile's scale is amax / 448, at least 2^-126."""
 
 
 class Part(NamedTuple):
     """A part of written rows, and what it may be.
 
     Attributes:
-        name: ``codes``, ``scales`` or ``zero points``.
+        name: ``codes``, ``scales``, ``zero points`` or ``rotary channels``.
         found: [rows, ...] integers in the order of what they stand for.
         ends: the least and the greatest that each may be, of the same shape.
         numbers: function from such integers to what they stand for, in float64.
@@ -75,15 +87,15 @@ def nvfp4_ends(
     found = order_of(scales)
     ends = order_of(low.to(torch.float8_e4m3fn)), order_of(high.to(torch.float8_e4m3fn))
     # NaN and negative numbers are no scales: codes are then by what it should be.
-    by = torch.where((found >= 0) & (found <= LARGEST_E4M3), scales.float(), low)
+    by = torch.where((found >= 0) & (found <= LARGEST_E4M3_CODE), scales.float(), low)
     of_codes = code_bounds(rows, by, NVFP4_FORMAT, arithmetic, scale)
     return (
-        Part("scales", found, ends, _of_scales),
+        Part("scales", found, ends, _of_e4m3),
         Part("codes", order_of(unpack_e2m1(codes)), of_codes, _of_codes),
     )
 
 
-def _of_scales(order: torch.Tensor) -> torch.Tensor:
+def _of_e4m3(order: torch.Tensor) -> torch.Tensor:
     return codes_of(order, torch.float8_e4m3fn).double()
 
 
@@ -115,7 +127,7 @@ def int4_ends(
     wide, u = rows.double() / scale, UNIT_ROUNDOFF["float32"]
     least, largest = wide.amin(1, keepdim=True), wide.amax(1, keepdim=True)
     exact = ((largest - least) / LARGEST_CODE).clamp_min(LEAST_SCALE)
-    bits = scales.contiguous().view(torch.int32)
+    bits = _bits(scales.contiguous())
     steps = _step(exact * (1 - INT4_SCALE * u)), _step(exact * (1 + INT4_SCALE * u))
     zero_points = bits & ZERO_POINT
     place = wide / exact + zero_points
@@ -130,7 +142,7 @@ def int4_ends(
 
 def _step(scales: torch.Tensor) -> torch.Tensor:
     """Return the bits of scales in float32 without those of a zero point."""
-    return scales.float().view(torch.int32) & ~ZERO_POINT
+    return _bits(scales.float()) & ~ZERO_POINT
 
 
 def _of_bits(order: torch.Tensor) -> torch.Tensor:
@@ -149,3 +161,45 @@ def _nearest(numbers: torch.Tensor, relative: float) -> Pair:
 def _code(numbers: torch.Tensor) -> torch.Tensor:
     """Round to the nearest code, halves up."""
     return torch.floor(numbers + 0.5).clamp(0, LARGEST_CODE).int()
+
+
+def fp8_record_ends(
+    rows: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor | None,
+    scale: float,
+    arithmetic: Arithmetic,
+) -> tuple[Part, ...]:
+    """Return the parts of a record of fp8_ds_mla: scales of tiles, codes, and rotary channels.
+
+    Args:
+        rows: [rows, 576], any floating dtype.
+        codes: uint8 [rows, 656], see ``latent_records.py``.
+        scales: None: they lie in the record.
+        scale: what rows are divided by.
+        arithmetic: its ``scales`` and ``quotients``.
+    """
+    del scales
+    wide = rows.double() / scale
+    parts = codes.split((COMPRESSED, 4 * COMPRESSED // FP8_TILE, 2 * ROTARY), dim=1)
+    of_codes, of_scales, rotary = (each.contiguous() for each in parts)
+    written = of_scales.view(torch.float32)
+    low, high = scale_bounds(wide[:, :COMPRESSED], FP8_RECORD_FORMAT, arithmetic)
+    by = torch.where((written > 0) & written.isfinite(), written, low)
+    ends = code_bounds(wide[:, :COMPRESSED], by, FP8_RECORD_FORMAT, arithmetic)
+    turned = _bits(wide[:, COMPRESSED:].to(torch.bfloat16))
+    steps = _bits(written), (_bits(low), _bits(high))
+    return (
+        Part("scales", *steps, _of_bits),
+        Part("codes", order_of(of_codes.view(torch.float8_e4m3fn)), ends, _of_e4m3),
+        Part("rotary channels", _bits(rotary.view(torch.bfloat16)), (turned, turned), _of_16_bits),
+    )
+
+
+def _bits(numbers: torch.Tensor) -> torch.Tensor:
+    """Return bits as integers, in order where numbers are not negative."""
+    return numbers.view(torch.int32 if numbers.element_size() == 4 else torch.int16).int()  # noqa: PLR2004
+
+
+def _of_16_bits(order: torch.Tensor) -> torch.Tensor:
+    return order.to(torch.int16).view(torch.bfloat16).double()

@@ -71,7 +71,8 @@ def encode_fp8_record(rows: torch.Tensor, rounded: Rounded | None = None) -> tor
     tiles = wide[..., :COMPRESSED].unflatten(-1, (-1, FP8_TILE))
     exact = (tiles.abs().amax(dim=-1) / LARGEST_E4M3).clamp_min(LEAST_FLOAT)
     scales = (rounded(exact) if rounded else exact).float()
-    codes = quantize_fp8((tiles / scales.double().unsqueeze(-1)).flatten(-2))
+    # A quotient in float32, as kernels have it, is rounded once more.
+    codes = quantize_fp8((tiles / scales.double().unsqueeze(-1)).float().flatten(-2))
     rotary = wide[..., COMPRESSED:].to(torch.bfloat16)
     return torch.cat([_bytes(part) for part in (codes, scales, rotary)], dim=-1)
 

@@ -30,6 +30,8 @@ from .cache_names import (
 from .field_types import check_types
 from .mask_fields import check_masks
 
+PAGED = ("paged_attention", "append_paged_kv")
+"""Operations with a paged cache."""
 ATTENTION_OPERATIONS = ("paged_attention", "ragged_attention", "append_paged_kv")
 ATTENTION_REGIMES = (
     "iid",
@@ -296,7 +298,7 @@ class AttentionProblem(BaseProblem):
             if t > s:
                 refuse(f"query_lens[{position}]", t, f"at most seq_lens[{position}] = {s}")
         if not self.cache_entry.appendable:
-            refuse("kv_cache", self.kv_cache, "one of K and V apart for append_paged_kv")
+            refuse("kv_cache", self.kv_cache, "one whose codes are known for append_paged_kv")
         of_a_tensor = has_tensor_scales(self.kv_cache)
         for name in ("k_scale", "v_scale"):
             scale = getattr(self, name)
@@ -304,6 +306,8 @@ class AttentionProblem(BaseProblem):
             if not is_power_of_two(scale) or (scale != 1 and not of_a_tensor):
                 expected = "1, or a power of two with a cache of FP8 or nvfp4, for append_paged_kv"
                 refuse(name, scale, expected)
+        if self.values_in_keys and self.v_scale != self.k_scale:
+            refuse("v_scale", self.v_scale, f"k_scale, {self.k_scale}, with values_in_keys")
         if self.output_scale is not None:
             refuse("output_scale", self.output_scale, "null for append_paged_kv")
         if self.output_divisor != 1:
@@ -313,7 +317,7 @@ class AttentionProblem(BaseProblem):
 
     def _check_values_in_keys(self) -> None:
         for name, fits, expected in (
-            ("operation", self.operation == "paged_attention", "paged_attention"),
+            ("operation", self.operation in PAGED, f"{PAGED[0]} or {PAGED[1]}"),
             ("num_kv_heads", self.num_kv_heads == 1, "1"),
             ("head_dim_vo", self.head_dim_vo <= self.head_dim_qk, "at most head_dim_qk"),
             ("kv_cache", not self.cache_entry.scaled, "one without block scales"),

@@ -56,7 +56,8 @@ def has_tensor_scales(kv_cache: str) -> bool:
     if not kv_cache:
         return False
     entry = cache_element(element_of(kv_cache))
-    return bool(entry.feature) and (not entry.scaled or entry.block > 0)
+    of_rows = entry.record is not None or entry.scaled_by_token
+    return bool(entry.feature) and not of_rows
 
 
 def multiples_of(kv_cache: str) -> dict[str, int]:

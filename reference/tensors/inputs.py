@@ -260,14 +260,19 @@ class MergeInputs(_WithOutput, _States):
 
 @dataclass(frozen=True, eq=False)
 class AppendInputs:
-    """Arguments of ``append_paged_kv``; scales are 1, except in FP8 caches.
+    """Arguments of ``append_paged_kv``; scales are 1, except in caches of FP8 and nvfp4.
+
+    Latent attention has one key-value head: ``v`` and ``v_cache`` are views of the first channels
+    of ``k`` and ``k_cache``, and what a call returns may be. Of caches of records, ``v_cache`` is
+    ``k_cache``.
 
     Attributes:
         kv_cache_sf: scales of K and V [pages, page_size, kv_heads, 1] float32, or by ``kv_layout``
             [pages, kv_heads, page_size, 1], of caches with a scale for each token and head, which
             the call computes and writes: it returns (k_cache, v_cache, k_scales, v_scales). Of
             caches with zero points, [..., 2] in the dtype of ``k``: the scale and the zero point.
-            None: the cache has none, and the call returns (k_cache, v_cache).
+            Of nvfp4, [..., head_dim / 16] float8_e4m3fn, V's in the order of ``kv_format``. None:
+            the cache has none, and the call returns (k_cache, v_cache).
         slots: [tokens] int64, what ``slot_mapping`` gives; None: the slots of the metadata.
         storages: flat buffers by field name, of which the tensors are views.
     """

@@ -323,6 +323,8 @@ def append_inputs(problem: AttentionProblem, home: Allocator) -> AppendInputs:
     new_k, new_v = _place_new(
         problem, values.k[new] * problem.k_scale, values.v[new] * problem.v_scale, home
     )
+    if problem.values_in_keys:
+        new_v = new_k[..., : problem.head_dim_vo]
     return AppendInputs(
         k=new_k,
         v=new_v,

@@ -1,4 +1,4 @@
-"""Faults in the codes of four bits that new keys and values become: nvfp4, and int4."""
+"""Faults in what new keys and values become: nvfp4, int4, and latents with their records."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 from ....reference.tensors.inputs import AppendInputs
 from ..append_codes import (
     BLOCK,
+    COMPRESSED,
+    LARGEST_SCALE,
     LEAST_SCALE,
     LEVELS,
     MIDDLES,
@@ -20,15 +22,19 @@ from ..append_codes import (
     has_four_bits,
     int4,
     is_nvfp4,
+    is_record,
     nvfp4,
     nvfp4_codes,
     of_rows,
     packed,
+    record,
     rounded,
+    tile_scales,
     write_codes,
+    write_records,
     written_int4,
 )
-from ..appending import Caches, write_scaled
+from ..appending import Caches, Pair, write_scaled
 from ..catalogue import SeededBug, seeded
 from ..honest import append
 
@@ -268,3 +274,96 @@ def append_int4_scale_of_no_range(inputs: AppendInputs) -> Caches:
         return written_int4(found._replace(scales=found.scales.masked_fill(alike, 0.0)))
 
     return _otherwise_int4(inputs, made)
+
+
+MLA, RECORD = ("mla",), ("mla", "fp8_ds_mla")
+
+
+def _latents(inputs: AppendInputs, rows: torch.Tensor) -> Pair:
+    """Write other rows for latent keys, whose first channels are the values."""
+    return append(replace(inputs, k=rows, v=rows[..., : inputs.v.shape[2]]))  # type: ignore[no-any-return]
+
+
+def _is_latent(inputs: AppendInputs) -> bool:
+    return inputs.v.data_ptr() == inputs.k.data_ptr() and inputs.k.shape[1] == 1
+
+
+@seeded(BUGS, APPEND, "append_parity", features=MLA)
+def append_rotary_channels_first(inputs: AppendInputs) -> Pair:
+    """Put the rotary channels of a latent before the compressed ones."""
+    if not _is_latent(inputs):
+        return append(inputs)  # type: ignore[no-any-return]  # an implementation may return anything
+    rotary = inputs.k.shape[2] - inputs.v.shape[2]
+    return _latents(inputs, inputs.k.roll(rotary, 2))
+
+
+@seeded(BUGS, APPEND, "append_parity", features=MLA)
+def append_compressed_channels_only(inputs: AppendInputs) -> Pair:
+    """Leave the rotary channels of a latent's slot as they were."""
+    if not _is_latent(inputs) or is_record(inputs):
+        return append(inputs)  # type: ignore[no-any-return]  # an implementation may return anything
+    before = inputs.k_cache.clone()
+    k_cache, _ = append(inputs)
+    width = inputs.v.shape[2]
+    as_bytes = k_cache.view(torch.uint8), before.view(torch.uint8)
+    first = width * k_cache.element_size()
+    as_bytes[0][..., first:] = as_bytes[1][..., first:]
+    return k_cache, k_cache[..., :width]
+
+
+def _of_records(inputs: AppendInputs, scales: Callable[[torch.Tensor], torch.Tensor]) -> Caches:
+    """Write records by other scales of tiles, and everything else as it is."""
+    if not is_record(inputs):
+        return append(inputs)  # type: ignore[no-any-return]  # an implementation may return anything
+    return write_records(inputs, record(inputs.k, scales(inputs.k)))
+
+
+@seeded(BUGS, APPEND, "append_parity", features=RECORD)
+def append_record_scale_of_row(inputs: AppendInputs) -> Caches:
+    """Take one scale for all four tiles of a record."""
+    return _of_records(inputs, lambda x: _all_alike(tile_scales(x)))
+
+
+def _all_alike(scales: torch.Tensor) -> torch.Tensor:
+    return torch.ones_like(scales) * scales.amax(-1, keepdim=True)
+
+
+@seeded(BUGS, APPEND, "append_parity", features=RECORD)
+def append_record_power_of_two(inputs: AppendInputs) -> Caches:
+    """Round the scales of a record up to powers of two, as DeepGEMM's are."""
+    return _of_records(inputs, lambda x: torch.exp2(torch.ceil(torch.log2(tile_scales(x)))))
+
+
+@seeded(BUGS, APPEND, "append_parity", features=RECORD)
+def append_record_rotary_quantised(inputs: AppendInputs) -> Caches:
+    """Round the rotary channels of a record to e4m3 before they are bfloat16."""
+    if not is_record(inputs):
+        return append(inputs)  # type: ignore[no-any-return]  # an implementation may return anything
+    rows = inputs.k.clone()
+    rotary = rows[..., COMPRESSED:].float().clamp(-LARGEST_SCALE, LARGEST_SCALE)
+    rows[..., COMPRESSED:] = rotary.to(torch.float8_e4m3fn).to(rows.dtype)
+    return write_records(inputs, record(rows, tile_scales(rows)))
+
+
+@seeded(BUGS, APPEND, "append_parity", features=RECORD)
+def append_record_scales_inverse(inputs: AppendInputs) -> Caches:
+    """Store the four scales of a record as their inverses, by which others multiply."""
+    if not is_record(inputs):
+        return append(inputs)  # type: ignore[no-any-return]  # an implementation may return anything
+    scales = tile_scales(inputs.k)
+    made = record(inputs.k, scales)
+    made[..., COMPRESSED : COMPRESSED + 16] = (1 / scales).view(torch.uint8)
+    return write_records(inputs, made)
+
+
+@seeded(BUGS, APPEND, "vectors_of_one_value", features=RECORD)
+def append_record_scale_of_zero(inputs: AppendInputs) -> Caches:
+    """Write the scale 0 for a tile of zeros."""
+    if not is_record(inputs):
+        return append(inputs)  # type: ignore[no-any-return]  # an implementation may return anything
+    scales = tile_scales(inputs.k)
+    made = record(inputs.k, scales)
+    tiles = inputs.k[..., :COMPRESSED].unflatten(-1, (4, -1))
+    kept = scales.masked_fill(~tiles.any(-1), 0.0)
+    made[..., COMPRESSED : COMPRESSED + 16] = kept.view(torch.uint8)
+    return write_records(inputs, made)

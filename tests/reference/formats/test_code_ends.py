@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from kernelproof.reference import Arithmetic, quantize_nvfp4
-from kernelproof.reference.formats.code_ends import Part, int4_ends, nvfp4_ends
+from kernelproof.reference.formats.code_ends import Part, fp8_record_ends, int4_ends, nvfp4_ends
 from kernelproof.reference.formats.int4 import quantize_int4
+from kernelproof.reference.formats.latent_records import encode_fp8_record
 
 EXACT, GPU = Arithmetic(), Arithmetic(scales="approximate", quotients="reciprocal")
 
@@ -114,3 +115,36 @@ def test_two_zero_points_are_right_where_the_range_is_balanced() -> None:
         assert outside(found)["zero points"] == 0
     bits = scales.view(torch.int32) & ~15 | 6
     assert outside(int4_ends(x, codes, bits.view(torch.float32), 1.0, EXACT))["zero points"] == 1
+
+
+def test_what_the_oracle_writes_is_the_only_honest_record() -> None:
+    x = rows(channels=576)
+    record = encode_fp8_record(x)
+    parts = fp8_record_ends(x, record, None, 1.0, EXACT)
+    assert outside(parts) == {"scales": 0, "codes": 0, "rotary channels": 0}
+    for part in parts:
+        assert part.ends[0].equal(part.ends[1])
+    latent = {part.name: part.numbers(part.found) for part in parts}
+    assert latent["rotary channels"].equal(x[:, 512:].double())
+    read = latent["codes"].unflatten(1, (4, 128)) * latent["scales"].unsqueeze(2)
+    assert (read.flatten(1) - x[:, :512].double()).abs().max() < 0.2
+
+
+@pytest.mark.parametrize(
+    ("byte", "part"),
+    [(0, "codes"), (511, "codes"), (514, "scales"), (527, "scales"), (528, "rotary channels"),
+     (655, "rotary channels")],
+)  # fmt: skip
+def test_one_bit_of_a_record_is_found_in_its_part(byte: int, part: str) -> None:
+    x = rows(channels=576)
+    record = encode_fp8_record(x)
+    record[7, byte] ^= 1
+    assert outside(fp8_record_ends(x, record, None, 1.0, EXACT))[part] >= 1
+
+
+def test_a_tile_of_zeros_has_the_least_scale_of_a_record() -> None:
+    x = torch.zeros(1, 576)
+    record = encode_fp8_record(x)
+    assert outside(fp8_record_ends(x, record, None, 1.0, GPU))["scales"] == 0
+    record[:, 512:528] = 0
+    assert outside(fp8_record_ends(x, record, None, 1.0, GPU))["scales"] == 4

@@ -149,5 +149,5 @@ def test_appending_writes_codes_scales_and_zero_points() -> None:
 def test_problems_that_no_such_cache_fits_are_refused() -> None:
     with pytest.raises(ValueError, match="head_dim_qk is 17; it must be a multiple of 2"):
         replace(PROBLEM, head_dim_qk=17)
-    with pytest.raises(ValueError, match="kv_cache is 'int4_per_token_head'; it must be without"):
-        replace(PROBLEM, operation="append_paged_kv")
+    with pytest.raises(ValueError, match=r"k_scale is 2\.0; it must be 1,"):
+        replace(PROBLEM, operation="append_paged_kv", k_scale=2.0)
