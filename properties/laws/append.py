@@ -53,8 +53,8 @@ class Expected(NamedTuple):
     Attributes:
         wanted: the caches, and scales where there are some; as they are given, where codes are
             judged by their ends.
-        bounds: of each element of what ``as_compared`` returns; None where bits are right, or codes
-            are judged.
+        bounds: bounds of each element of what ``as_compared`` returns; None where bits are right,
+            or codes are judged.
         given: a copy of what the call is given, where codes are judged; else None.
     """
 

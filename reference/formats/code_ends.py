@@ -27,7 +27,7 @@ from .quantization import NVFP4_BLOCK
 from .quantizers import LEAST_NORMAL, QuantizedFormat, code_bounds, codes_of, order_of, scale_bounds
 
 NVFP4_FORMAT = QuantizedFormat(torch.uint8, (1, NVFP4_BLOCK), "e4m3", LEAST_NORMAL)
-"""Of rows of nvfp4: a block of zeros has the scale 0."""
+"""The format of rows of nvfp4: a block of zeros has the scale 0."""
 INT4_SCALE, INT4_CODE, INT4_STEP = 8, 16, 2.0**-19
 """Most errors of a scale of int4 and of a number before it is rounded to its code, in units of
 float32's roundoff, as in ``append_error_bound``; and what a scale loses besides that is read
@@ -40,7 +40,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 FP8_RECORD_FORMAT = QuantizedFormat(
     torch.float8_e4m3fn, (1, FP8_TILE), floor=LARGEST_E4M3 * LEAST_FLOAT
 )
-"""Of the compressed channels of fp8_ds_mla: a tile's scale is amax / 448, at least 2^-126."""
+"""The format of fp8_ds_mla's compressed channels: a tile's scale is amax / 448, at least 2^-126."""
 
 
 class Part(NamedTuple):
@@ -120,7 +120,7 @@ def int4_ends(
         codes: uint8 [rows, channels / 2].
         scales: float32 [rows, 1].
         scale: what rows are divided by.
-        arithmetic: of no meaning: float32 is allowed to all.
+        arithmetic: any; float32 is allowed to all.
     """
     del arithmetic
     assert scales is not None  # noqa: S101  such a cache has them

@@ -445,7 +445,7 @@ def test_an_older_release_is_called_by_its_own_names(
         ),
         ("vllm-reshape-and-cache-interleaved", replace(APPENDED, head_dim_vo=24), "one head dim"),
         ("vllm-reshape-and-cache-per-token-head", APPENDED, "for each token and head only"),
-        ("vllm-reshape-and-cache-int4", BY_TOKEN, "caches of four bits"),
+        ("vllm-reshape-and-cache-int4", APPENDED, "caches of four bits"),
         ("vllm-fused-moe", replace(EXPERTS, num_tokens=0), "launches nothing"),
         ("vllm-fused-moe", replace(EXPERTS, weights_on_input=True, biases=True), "the bias too"),
     ],
