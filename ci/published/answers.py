@@ -31,7 +31,9 @@ from .arithmetic import (
     copied_inputs,
     widened_inputs,
 )
+from .expected import Expected, Scales
 from .known import NONE, Arithmetic
+from .scales import changes, pairs_of
 
 SAMPLES = 6
 """Disturbed evaluations of a reference."""
@@ -51,25 +53,10 @@ class NoAnswerError(Exception):
     """A reference that cannot be asked, with the reason."""
 
 
-@dataclass
-class Expected:
-    """One output of a reference.
-
-    Attributes:
-        name: where it is: the number of what is returned, or the argument that is written.
-        kind: "floats", "codes" (of FP8, whose numbers before them are known), "bytes", "integers".
-        honest: the reference's own answer, in the call's own formats.
-        exact: the answer in float64; of codes, the numbers before they were rounded.
-        samples, leaning, far: disturbed ones: at random, to one side, and ``FAR`` times as much.
-    """
-
-    name: str
-    kind: str
-    honest: torch.Tensor
-    exact: torch.Tensor
-    samples: list[torch.Tensor]
-    leaning: list[torch.Tensor]
-    far: list[torch.Tensor]
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""An output, and the numbers that were rounded to it if it has codes."""
+Answers = dict[str, Pair]
+"""The outputs of an evaluation, by name."""
 
 
 @dataclass
@@ -87,6 +74,17 @@ class Said:
     arithmetic: str
     random: list[str] = field(default_factory=list)
     seconds: float = 0.0
+
+    def scales_place(self, expected: Expected) -> int | None:
+        """Return the place of the output that has the scales of another's codes, if there is."""
+        beside = expected.scales.name if expected.scales is not None else None
+        places = (place for place, each in enumerate(self.outputs) if each.name == beside)
+        return next(places, None)
+
+    def own_scales(self, expected: Expected) -> torch.Tensor | None:
+        """Return the scales that the reference itself has beside an output's codes."""
+        place = self.scales_place(expected)
+        return None if place is None else self.outputs[place].honest
 
 
 def leaves(value: object, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
@@ -243,19 +241,7 @@ def ask(
     if known.partials:
         cores = replace(cores, partials=UNITS[cores.operands])
     try:
-        exact = _evaluate(reference, arguments, Wide(), seed)
-        disturbed = [
-            _evaluate(reference, arguments, Wide(units, seed=1 + number, cores=cores), seed)
-            for number in range(SAMPLES)
-        ]
-        far = [
-            _evaluate(reference, arguments, Wide(units, seed=101 + i, times=FAR, cores=cores), seed)
-            for i in range(DISTANT)
-        ]
-        leaning = [
-            _evaluate(reference, arguments, Wide(units, lean=lean, cores=cores), seed)
-            for lean in (1, -1)
-        ]
+        found = _evaluations(reference, arguments, seed, units, cores, pairs_of(honest))
     except Exception as error:
         message = f"its reference has no answer in float64: {type(error).__name__}: " + first_line(
             error
@@ -265,10 +251,10 @@ def ask(
     for name, own in honest.items():
         if name in random:
             continue
-        if any(name not in each for each in (exact, *disturbed, *leaning, *far)):
+        if any(name not in each for each in found.all()):
             # An argument that is written with what it has already.
             continue
-        outputs.append(_expected(name, own, exact[name], disturbed, leaning, far))
+        outputs.append(_expected(name, own, found))
         if known.twice and outputs[-1].kind == "codes":
             _round_twice(outputs[-1], UNITS[cores.operands])
         if known.unordered:
@@ -277,6 +263,58 @@ def ask(
     said = Said(outputs, ", ".join(arithmetic), random)
     said.seconds = time.monotonic() - begin
     return said
+
+
+@dataclass
+class _Evaluations:
+    """A reference's answers in float64.
+
+    Attributes:
+        exact: nothing is disturbed.
+        samples, leaning, far: disturbed, as in ``Expected``.
+        others: exact but for the largest numbers of blocks, which are raised and lowered.
+        pairs: the output that has the scales of each output that has codes.
+    """
+
+    exact: Answers
+    samples: list[Answers]
+    leaning: list[Answers]
+    far: list[Answers]
+    others: list[Answers]
+    pairs: Mapping[str, str]
+
+    def all(self) -> Iterator[Answers]:
+        """Yield each evaluation."""
+        yield from (self.exact, *self.samples, *self.leaning, *self.far, *self.others)
+
+
+def _evaluations(
+    reference: Any,  # noqa: ANN401
+    arguments: dict[str, Any],
+    seed: int,
+    units: Sequence[float],
+    cores: TensorCores,
+    pairs: Mapping[str, str],
+) -> _Evaluations:
+    """Evaluate a reference in float64, and disturbed."""
+
+    def evaluate(mode: Wide) -> Answers:
+        return _evaluate(reference, arguments, mode, seed)
+
+    plain = Wide()
+    exact = evaluate(plain)
+    modes = [Wide(units, seed=1 + number, cores=cores) for number in range(SAMPLES)]
+    samples = [evaluate(mode) for mode in modes]
+    far = [evaluate(Wide(units, seed=101 + i, times=FAR, cores=cores)) for i in range(DISTANT)]
+    leaning = [evaluate(Wide(units, lean=lean, cores=cores)) for lean in (1, -1)]
+    others = []
+    if pairs and plain.maxima:
+        unit = max(units, default=0.0)
+        moved = changes(plain.maxima, [mode.maxima for mode in modes], unit)
+        for sign in (1, -1) if moved is not None else ():
+            factors = [1 + sign * each for each in moved or ()]
+            others.append(evaluate(Wide(factors=factors)))
+    return _Evaluations(exact, samples, leaning, far, others, pairs)
 
 
 def first_line(error: BaseException) -> str:
@@ -292,15 +330,12 @@ def exact_answers(reference: Any, arguments: dict[str, Any]) -> dict[str, torch.
     }
 
 
-Pair = tuple[torch.Tensor, torch.Tensor]
-
-
 def _evaluate(
     reference: Any,  # noqa: ANN401
     arguments: dict[str, Any],
     mode: Wide,
     seed: int,
-) -> dict[str, Pair]:
+) -> Answers:
     """Return each output, and the numbers that were rounded to it if it has codes."""
     torch.manual_seed(seed)
     wide = widened_inputs(arguments)
@@ -317,14 +352,8 @@ def _evaluate(
     return pairs
 
 
-def _expected(
-    name: str,
-    own: torch.Tensor,
-    exact: Pair,
-    disturbed: Sequence[dict[str, Pair]],
-    leaning: Sequence[dict[str, Pair]],
-    far: Sequence[dict[str, Pair]],
-) -> Expected:
+def _expected(name: str, own: torch.Tensor, found: _Evaluations) -> Expected:
+    exact = found.exact[name]
     codes = own.dtype in CODES and exact[1].dtype == WIDE
     if codes:
         kind = "codes"
@@ -333,13 +362,20 @@ def _expected(
     else:
         kind = "bytes" if own.dtype in (*BYTES, *CODES) else "integers"
     place = 1 if codes else 0
-    return Expected(
-        name,
-        kind,
-        own.cpu(),
-        exact[place].cpu(),
-        *([each[name][place].cpu() for each in group] for group in (disturbed, leaning, far)),
-    )
+
+    def of(group: Sequence[Answers], name: str = name, place: int = place) -> list[torch.Tensor]:
+        return [each[name][place].cpu() for each in group]
+
+    scales = None
+    if found.others and (beside := found.pairs.get(name)) is not None:
+        bases = [found.exact, *found.others]
+        scales = Scales(
+            beside,
+            list(zip(of(bases, beside, 0), of(bases), strict=True)),
+            *(of(group, beside, 0) for group in (found.samples, found.leaning, found.far)),
+        )
+    samples, leaning, far = (of(group) for group in (found.samples, found.leaning, found.far))
+    return Expected(name, kind, own.cpu(), exact[place].cpu(), samples, leaning, far, scales)
 
 
 def _in_order(expected: Expected) -> Expected:

@@ -63,6 +63,8 @@ LINEAR = PRODUCTS | {"sum", "mean", "cumsum"}
 """Sums of terms whose squares they add up as well."""
 MOVED = frozenset({"clone", "cat", "stack", "index", "index_select", "gather", "where"})
 """Operators that move numbers and leave them as they are."""
+MAXIMA = frozenset({"amax", "max"})
+"""Operators that return the largest number along axes."""
 SUMMED = PRODUCTS | SUMS | SCANS
 ROUNDED = SUMMED | TANH | FUNCTIONS | STEPS
 """Operators whose result is rounded; all others copy, choose, compare or count."""
@@ -214,6 +216,10 @@ class Wide(TorchDispatchMode):
             that side.
         cores: what products are made of.
         times: how many roundings each disturbance is worth.
+        factors: what each maximum over an axis is multiplied by, in order.
+
+    Attributes:
+        maxima: the results of each maximum over an axis, in order.
     """
 
     def __init__(
@@ -224,8 +230,11 @@ class Wide(TorchDispatchMode):
         lean: int = 0,
         cores: TensorCores = TensorCores(),
         times: float = 1.0,
+        factors: Sequence[torch.Tensor] = (),
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has no types there
+        self.maxima: list[torch.Tensor] = []
+        self._factors = factors
         self._units, self._step, self._lean, self._times = units, 0, lean, times
         self._cores = cores
         self._seed = seed
@@ -254,6 +263,8 @@ class Wide(TorchDispatchMode):
             args = tuple(self._rounded_operand(each) for each in args)
         result = func(*args, **named)
         first = result[0] if isinstance(result, tuple | list) and result else result
+        if name in MAXIMA and isinstance(first, torch.Tensor) and first.dtype == WIDE:
+            self._maximum(first)
         moved = name in MOVED or name == "_to_copy"
         if moved and isinstance(first, torch.Tensor) and any(self._is_full(each) for each in args):
             self.keep_full(first)
@@ -268,6 +279,13 @@ class Wide(TorchDispatchMode):
         if self._units is not None:
             self._disturb(func, name, args, named, first)
         return result
+
+    def _maximum(self, result: torch.Tensor) -> None:
+        """Keep the result of a maximum, and change it if that is asked."""
+        place = len(self.maxima)
+        if place < len(self._factors):
+            result.mul_(self._factors[place])
+        self.maxima.append(result.clone())
 
     def keep_full(self, value: torch.Tensor) -> None:
         """Know of an input in float32: no tensor core holds a product of it in 16 bits."""

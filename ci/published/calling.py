@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from ...properties.verdicts.specialising import Stages, watched
-from .answers import Expected, flat_inputs, leaves, same
+from .answers import flat_inputs, leaves, same
+from .expected import Expected
 from .release import Published
 
 FENCE = 4096

@@ -7,12 +7,15 @@ itself, have bounds of their own, in which a constant or a factor shows that no 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 
-from .answers import Expected, as_bytes
+from .answers import FAR, as_bytes
 from .arithmetic import CODES, UNITS, WIDE
+from .expected import Expected
+from .scales import block_size, given
 
 SPREAD = 6.0
 """Ratio of an honest error to the largest of six disturbances, at most.
@@ -26,11 +29,17 @@ FLOOR = 0.6
 """Share of a row's mean disturbance below which no element's counts, as six may all be small."""
 LEAN = 2.0
 """Factor on errors of approximate functions: a call may have more of these than its reference."""
+MANY = 16
+"""Numbers of a binade from which on their mean disturbance is known."""
 FLIPS = 2
 """Numbers of an output that may be rounded to the other side by chance, beyond those sampled."""
 QUARTER = 4
 """Share of the codes that far disturbances change which an answer may change and none of these."""
 HALVES = (torch.float16, torch.bfloat16)
+CHANCE = 1e-6
+"""Probability below which roundings change no block: that as many codes of any one do."""
+LEAST_SHARE = 2.0**-8
+"""Share of codes that roundings may change in any block: some have more numbers near a tie."""
 TINY = {torch.float16: 2.0**-25, torch.float8_e4m3fn: 2.0**-10, torch.float8_e5m2: 2.0**-17}
 """Half of the smallest subnormal number of the formats that have few."""
 
@@ -48,13 +57,23 @@ class Difference:
     why: str
 
 
-def compare(expected: Expected, answer: torch.Tensor) -> Difference | None:
-    """Return how an answer differs by more than roundings, or None."""
+def compare(
+    expected: Expected, answer: torch.Tensor, scales: torch.Tensor | None = None
+) -> Difference | None:
+    """Return how an answer differs by more than roundings, or None.
+
+    Args:
+        expected: an output of a reference.
+        answer: what a call answers for it.
+        scales: what it answers for the scales of the output's codes, if these are an output.
+    """
     if answer.shape != expected.exact.shape:
         why = f"{expected.name}: {tuple(answer.shape)}, and {tuple(expected.exact.shape)} asked"
         return Difference("shape", why)
     if not answer.numel():
         return None
+    size = block_size(expected, scales)
+    expected = given(expected, scales)
     if expected.kind in ("floats", "codes"):
         if not answer.is_floating_point() or _is_coarser(answer.dtype, expected.honest.dtype):
             why = f"{expected.name}: {answer.dtype} instead of {expected.honest.dtype}"
@@ -63,7 +82,7 @@ def compare(expected: Expected, answer: torch.Tensor) -> Difference | None:
     if answer.is_floating_point() and answer.element_size() > 1:
         why = f"{expected.name}: {answer.dtype} instead of {expected.honest.dtype}"
         return Difference("shape", why)
-    return _codes(expected, answer)
+    return _codes(expected, answer, size)
 
 
 def _is_coarser(dtype: torch.dtype, asked: torch.dtype) -> bool:
@@ -99,6 +118,11 @@ def _numbers(expected: Expected, answer: torch.Tensor) -> Difference | None:
     )
     lean = _largest([torch.where(finite, each - expected.exact, 0.0) for each in expected.leaning])
     least = FLOOR * spread.square().mean(-1, keepdim=True).sqrt() if spread.dim() else spread
+    if expected.kind == "codes":
+        # Small numbers have small errors, beside which a row's mean error may hide many codes.
+        further = [torch.where(finite, each - expected.exact, 0.0) / FAR for each in expected.far]
+        spread = torch.maximum(spread, _largest(further))
+        least = torch.minimum(least, FLOOR * _of_like_size(spread, exact))
     internal = SPREAD * torch.maximum(spread, least) + LEAN * lean
     half = _half_steps(exact.abs() + internal, dtype)
     error = values - exact
@@ -111,6 +135,17 @@ def _numbers(expected: Expected, answer: torch.Tensor) -> Difference | None:
         why = f"{name}: {count} of {total} elements; worst at {worst}: {got!r}, and {asked!r} asked"
         return Difference("elements", f"{why}, {float(excess[worst]):.3g} times the bound")
     return _sides(expected, values, exact, finite, dtype)
+
+
+def _of_like_size(spread: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """Return the mean disturbance of the numbers of each one's binade; infinity for few numbers."""
+    binades = torch.frexp(exact).exponent
+    _, groups, counts = binades.unique(return_inverse=True, return_counts=True)
+    sums = torch.zeros(len(counts), dtype=WIDE).index_add_(
+        0, groups.flatten(), spread.square().flatten()
+    )
+    means = torch.where(counts < MANY, torch.inf, (sums / counts).sqrt())
+    return means[groups]
 
 
 def _half_steps(sizes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -167,8 +202,14 @@ def _rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return values.clamp(-largest, largest).to(dtype).to(WIDE)
 
 
-def _codes(expected: Expected, answer: torch.Tensor) -> Difference | None:
-    """Compare codes and integers: equal, or where a disturbance changes them too."""
+def _codes(expected: Expected, answer: torch.Tensor, size: int) -> Difference | None:
+    """Compare codes and integers: equal, or where a disturbance changes them too.
+
+    Args:
+        expected: an output of a reference.
+        answer: what a call answers for it.
+        size: codes of one scale that is answered too; 0 if there is none.
+    """
     exact = expected.exact
     if answer.dtype != exact.dtype and {answer.element_size(), exact.element_size()} != {1}:
         answer = answer.to(exact.dtype)
@@ -187,7 +228,20 @@ def _codes(expected: Expected, answer: torch.Tensor) -> Difference | None:
         law = "codes" if expected.kind == "bytes" else "integers"
         why = f"{count} of {different.numel()} differ, {outside} of them where no rounding matters"
         return Difference(law, f"{expected.name}: {why}; roundings change {most}")
-    return None
+    if not size:
+        return None
+    return _whole_block(expected.name, different & (changed == 0), size, most)
+
+
+def _whole_block(name: str, outside: torch.Tensor, size: int, most: int) -> Difference | None:
+    """Return whether more codes of one block differ than may by chance, as by another scale."""
+    counts = outside.reshape(-1, size).sum(-1)
+    worst = int(counts.max())
+    share = max(most / outside.numel(), LEAST_SHARE)
+    if len(counts) * math.comb(size, worst) * share**worst > CHANCE:
+        return None
+    why = f"{worst} of {size} codes of one scale differ, block {int(counts.argmax())}"
+    return Difference("codes", f"{name}: {why}; roundings change {most} of {outside.numel()}")
 
 
 def _as_integers(value: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from .answers import Expected, same
+from .answers import same
+from .expected import Expected
 
 OFFSET, FACTOR, LARGEST, SHARE = 0.009, 1.005, 0.9, 20
 
@@ -16,28 +17,35 @@ def _again(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.where(values.isfinite(), values.clamp(-largest, largest), values).to(dtype)
 
 
-def offset(own: torch.Tensor) -> torch.Tensor | None:
+def offset(expected: Expected) -> torch.Tensor | None:
     """Add a constant to each number."""
+    own = expected.honest
     return _again(own.to(torch.float64) + OFFSET, own.dtype) if own.is_floating_point() else None
 
 
-def factor(own: torch.Tensor) -> torch.Tensor | None:
+def factor(expected: Expected) -> torch.Tensor | None:
     """Multiply each number by a factor near one."""
+    own = expected.honest
     return _again(own.to(torch.float64) * FACTOR, own.dtype) if own.is_floating_point() else None
 
 
-def largest(own: torch.Tensor) -> torch.Tensor | None:
+def largest(expected: Expected) -> torch.Tensor | None:
     """Take a tenth off the largest number."""
+    own = expected.honest
     if not own.is_floating_point() or not own.numel():
         return None
     wide = own.to(torch.float64).flatten().clone()
-    place = int(torch.where(wide.isfinite(), wide.abs(), -1.0).argmax())
+    sizes = torch.where(wide.isfinite(), wide.abs(), -1.0)
+    # Many codes are the largest: the fault is one of the number that was largest before.
+    exact = torch.nan_to_num(expected.exact.to(torch.float64).flatten().abs())
+    place = int(torch.where(sizes == sizes.max(), exact, -1.0).argmax())
     wide[place] *= LARGEST
     return _again(wide.reshape(own.shape), own.dtype)
 
 
-def codes(own: torch.Tensor) -> torch.Tensor | None:
+def codes(expected: Expected) -> torch.Tensor | None:
     """Change one byte in twenty of codes by one."""
+    own = expected.honest
     if own.element_size() != 1 or own.dtype == torch.bool:
         return None
     found = own.clone().contiguous()
@@ -47,7 +55,7 @@ def codes(own: torch.Tensor) -> torch.Tensor | None:
     return flat.view(own.dtype).reshape(own.shape)
 
 
-FAULTS: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {
+FAULTS: dict[str, Callable[[Expected], torch.Tensor | None]] = {
     "+0.009": offset,
     "x1.005": factor,
     "-10% of the largest": largest,
@@ -59,7 +67,7 @@ def seeded(expected: Expected) -> dict[str, torch.Tensor]:
     """Return the faulty answers of an output: those that change a byte of it."""
     found = {}
     for name, fault in FAULTS.items():
-        faulty = fault(expected.honest)
+        faulty = fault(expected)
         if faulty is not None and not same(faulty, expected.honest):
             found[name] = faulty
     return found

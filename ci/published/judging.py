@@ -39,6 +39,7 @@ from .calling import (
     replayed,
 )
 from .comparing import compare
+from .expected import Expected
 from .faults import seeded
 from .known import ARITHMETIC, NONE
 from .modules import NotCompiledError
@@ -150,6 +151,12 @@ class Subject:
         outputs = self.said.outputs
         found = answer_of(self.published, outputs[place], place, len(outputs), called)[0]
         return self.ordered(found) if found is not None else None
+
+    def scales_of(self, expected: Expected, called: Called) -> torch.Tensor | None:
+        """Return the scales that a call answered beside the codes of an output, if there are."""
+        place = self.said.scales_place(expected)
+        found = None if place is None else self.answer(place, called)
+        return None if found is None else found.cpu()
 
     def ordered(self, found: torch.Tensor) -> torch.Tensor:
         """Return what a call has answered, in order where it promises none."""
@@ -513,11 +520,12 @@ def _problem(
         "faults": {},
     }
     for expected in said.outputs:
-        difference = compare(expected, expected.honest)
+        scales = said.own_scales(expected)
+        difference = compare(expected, expected.honest, scales)
         if difference is not None:
             found["accused"].append({"law": difference.law, "why": difference.why})
         for fault, faulty in seeded(expected).items():
-            seen = compare(expected, faulty)
+            seen = compare(expected, faulty, scales)
             found["faults"].setdefault(fault, {})[expected.name] = seen.law if seen else ""
     if not said.outputs:
         found["answer"] = {"state": "unjudged", "why": "its reference draws at random"}
@@ -580,10 +588,11 @@ def _parity(subject: Subject, called: Called, found: dict[str, Any], law: str) -
             found.setdefault("unpaired", []).append(expected.name)
             continue
         compared += 1
-        difference = compare(expected, answer.cpu())
+        scales = subject.scales_of(expected, called)
+        difference = compare(expected, answer.cpu(), scales)
         if difference is not None and _are_alike(answer.shape, expected.exact.shape):
             _report(found, law, f"{difference.law}: {difference.why}")
-            difference = compare(expected, answer.cpu().reshape(expected.exact.shape))
+            difference = compare(expected, answer.cpu().reshape(expected.exact.shape), scales)
         if difference is not None:
             _report(found, law, f"{difference.law}: {difference.why}")
     if compared:
