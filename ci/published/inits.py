@@ -13,7 +13,7 @@ Inputs = Mapping[str, Any]
 
 def completed(name: str, original: Any, template: Any, inputs: Inputs) -> Inputs:  # noqa: ANN401
     """Return inputs of a call as it takes them: its init's, completed where that is known."""
-    found = _with_formats(original, template, inputs)
+    found = _with_output_format(template, _with_formats(original, template, inputs))
     complete = COMPLETED.get(name)
     return found if complete is None else {**found, **complete(found)}
 
@@ -30,6 +30,20 @@ def _with_formats(original: Any, template: Any, inputs: Inputs) -> Inputs:  # no
         if each.annotation in (torch.dtype, "torch.dtype") and type(inputs.get(key)) is int
     }
     return {**inputs, **dict.fromkeys(asked, own)}
+
+
+def _with_output_format(template: Any, inputs: Inputs) -> Inputs:  # noqa: ANN401
+    """Return inputs with the format of an output that is given, if a reference has another.
+
+    ``_xqa_mla_reference`` would round to the format of its queries, which is FP8, and copies that
+    into an output of 16 bits.
+    """
+    output = inputs.get("output")
+    if not isinstance(output, torch.Tensor) or template.reference is None:
+        return inputs
+    asked = inspect.signature(template.reference).parameters.get("output_dtype")
+    unsaid = asked is not None and asked.default is None and "output_dtype" not in inputs
+    return {**inputs, "output_dtype": output.dtype} if unsaid else inputs
 
 
 def _columns_first(inputs: Inputs) -> Inputs:
@@ -93,6 +107,11 @@ def _slots(inputs: Inputs) -> Inputs:
     return {"initial_state": torch.cat([states, more])}
 
 
+def _segments(inputs: Inputs) -> Inputs:
+    """Say how many segments there are, and that weights lie as the reference multiplies them."""
+    return {"batch_size": inputs["weights"].shape[0], "weight_column_major": False}
+
+
 def _gates(inputs: Inputs) -> Inputs:
     """Have what the gates of ``chunk_gated_delta_rule`` follow from, which its reference takes."""
     heads = inputs["g"].shape[1]
@@ -109,6 +128,7 @@ def _gates(inputs: Inputs) -> Inputs:
 
 
 COMPLETED: dict[str, Callable[[Inputs], Inputs]] = {
+    "SegmentGEMMWrapper.run:segment_gemm_run": _segments,
     "bmm_fp8": _columns_first,
     "selective_state_update": _one_head,
     "trtllm_fmha_v2_prefill": _packed,

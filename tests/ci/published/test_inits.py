@@ -73,3 +73,32 @@ def test_a_reference_is_given_what_gates_follow_from() -> None:
     gates = torch.exp(-torch.nn.functional.softplus(given["a"]))
     assert torch.allclose(gates, found["g"], atol=1e-6)
     assert torch.allclose(given["b"].sigmoid(), found["beta"], atol=1e-6)
+
+
+def test_a_reference_answers_in_the_format_of_the_output_that_is_given() -> None:
+    def reference(q: torch.Tensor, output: torch.Tensor, output_dtype: object = None) -> None: ...
+
+    def other(q: torch.Tensor, output: torch.Tensor) -> None: ...
+
+    made = {"output": torch.zeros(2, dtype=torch.bfloat16)}
+    for one, asked in ((reference, True), (other, False), (None, False)):
+        template = SimpleNamespace(outputs={}, reference=one)
+        assert ("output_dtype" in completed("attend", reference, template, made)) is asked
+    found = completed("attend", reference, SimpleNamespace(outputs={}, reference=reference), made)
+    assert found["output_dtype"] is torch.bfloat16
+
+
+def test_a_wrapper_of_segments_is_given_their_number() -> None:
+    made = {"weights": torch.rand(3, 8, 4), "x": torch.rand(9, 8)}
+    found = COMPLETED["SegmentGEMMWrapper.run:segment_gemm_run"](made)
+    assert found == {"batch_size": 3, "weight_column_major": False}
+
+
+def test_a_reference_is_given_little_of_a_workspace() -> None:
+    def reference(workspace_buffer: torch.Tensor, x: torch.Tensor) -> None: ...
+
+    template = SimpleNamespace(inputs={}, reference=reference)
+    made = {"workspace_buffer": torch.zeros(2**20, dtype=torch.uint8), "x": torch.rand(2**10)}
+    given = reference_arguments(template, made)
+    assert given["workspace_buffer"].numel() < 2**10
+    assert given["x"] is made["x"]
