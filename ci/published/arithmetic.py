@@ -39,6 +39,8 @@ LOG_ERROR = 2.0**-21.41 + 2.0**-24
 """Absolute error of __logf between 0.5 and 2, by the CUDA guide, and of the sum 1 + e before it."""
 TANH_ERROR = 2.0**-10.5
 """Relative error of tanh.approx, by the PTX manual."""
+TINIEST = 2.0**-1000
+"""What a number is divided by where that would be zero."""
 FP8_SUM_ERROR = 2.0**-13
 """Bits that Hopper's tensor cores keep of a product of FP8 numbers below the largest of a sum."""
 
@@ -348,7 +350,8 @@ class Wide(TorchDispatchMode):
         dtype = self._cores.probabilities if inside else self._cores.operands
         if torch.equal(value.to(dtype).to(WIDE), value):
             return value
-        return value * (1 + UNITS[dtype] * self._noise(value))
+        steps = _steps_of_codes(value) if dtype in CODES else value
+        return value + UNITS[dtype] * steps * self._noise(value)
 
     def _disturb(
         self,
@@ -402,6 +405,16 @@ class Wide(TorchDispatchMode):
         if name in PRODUCTS and self._cores.sums:
             error += self._cores.sums * (1 + math.sqrt(count) / 12)
         result.add_(torch.nan_to_num(size, posinf=0.0) * noise * (self._times * error))
+
+
+def _steps_of_codes(value: torch.Tensor) -> torch.Tensor:
+    """Return the powers of two below probabilities, relative to the largest of their row.
+
+    A kernel rounds exp(logit - max): half a step of a format is a share of its power of two.
+    """
+    largest = value.amax(-1, keepdim=True)
+    binades = torch.frexp(value / largest.clamp_min(TINIEST)).exponent - 1
+    return torch.where(value > 0, torch.exp2(binades.to(WIDE)) * largest, 0.0)
 
 
 def _widened(value: Any) -> Any:  # noqa: ANN401

@@ -132,6 +132,8 @@ class Asked:
         why = f"{outcome.kind} in stage {outcome.stage} after {outcome.seconds:.0f} s"
         if outcome.starved:
             return {**ended, "why": f"{NO_MEMORY} of the host: {why}"}
+        if outcome.kind == "overrun" and outcome.stage == "judge":
+            return {**ended, "why": f"{why}: its reference may need more (--seconds)"}
         law, stages = ACCUSING.get(outcome.status, ("", ()))
         if outcome.stage in stages:
             ended["findings"] = [{"law": law, "why": why}]

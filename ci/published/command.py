@@ -13,7 +13,7 @@ from ..console.choices import Choice
 from ..console.errors import CONFORMING, INCOMPLETE, NONCONFORMING
 from ..console.outputs import Outputs
 from ..options import JSON
-from .summary import accepted, summarise, summary_lines
+from .summary import accepted, one_step, summarise, summary_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -152,6 +152,8 @@ def show_call(said: Mapping[str, Any], show: Callable[[str], None]) -> None:
         show_findings(each["answer"].get("findings", ()), show, f" ({axes})")
         for finding in each["accused"]:
             show(f"  its own reference is accused: {finding['why']} ({axes})")
+    for fault in one_step(said):
+        show(f"  not counted, one step of FP8: {fault}")
     for fault in accepted(said):
         show(f"  accepted: {fault}")
 

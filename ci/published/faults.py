@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from .answers import same
+from .answers import as_bytes, same
+from .arithmetic import CODES
 from .expected import Expected
 
 OFFSET, FACTOR, LARGEST, SHARE = 0.009, 1.005, 0.9, 20
@@ -61,6 +62,19 @@ FAULTS: dict[str, Callable[[Expected], torch.Tensor | None]] = {
     "-10% of the largest": largest,
     "5% of the bytes": codes,
 }
+
+
+def is_one_step(expected: Expected, faulty: torch.Tensor) -> bool:
+    """Whether a fault is one number in FP8 that has become its neighbour.
+
+    A tenth is less than two steps of three bits. The neighbour is what an honest call answers where
+    roundings take the number over the border of the two, so that no bound can refuse it.
+    """
+    own = expected.honest
+    if own.dtype not in CODES:
+        return False
+    distances = (as_bytes(faulty).to(torch.int16) - as_bytes(own).to(torch.int16)).abs()
+    return int((distances > 0).sum()) == 1 and int(distances.max()) == 1
 
 
 def seeded(expected: Expected) -> dict[str, torch.Tensor]:

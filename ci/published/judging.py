@@ -40,10 +40,11 @@ from .calling import (
 )
 from .comparing import compare
 from .expected import Expected
-from .faults import seeded
+from .faults import is_one_step, seeded
 from .known import ARITHMETIC, NONE
 from .modules import NotCompiledError
 from .release import (
+    BRIEF,
     LARGER,
     LARGEST,
     REGIMES,
@@ -64,9 +65,9 @@ PROBLEMS = (SIZES, LARGER, LARGEST)
 """Values of run-time axes of the first problems."""
 FAR_ABOVE = 1e4
 """A logit beside which those of 0 have no probability in any format."""
-LONGER = 25.0
+LONGER = 40.0
 """Seconds of references beyond which there is no further problem though a fault is accepted."""
-_NOTHING = {"arithmetic": "", "random": [], "accused": [], "faults": {}}
+_NOTHING = {"arithmetic": "", "random": [], "accused": [], "faults": {}, "steps": {}}
 LACKING = re.compile(r"not (available|installed|supported)|does not support|\b[Ii]nstall ")
 """What is said where a backend lacks a package or its chip."""
 LONG = 6.0
@@ -215,6 +216,10 @@ def _judge_problems(
         stages.advance()
         sizes = PROBLEMS[number] if number < len(PROBLEMS) else drawn_sizes(seed + number)
         regime = REGIMES[number % len(REGIMES)]
+        if number and _seconds(found["problems"]) > LONG:
+            sizes = BRIEF
+            # No third problem may have the time, and faults hide less in small numbers.
+            regime = REGIMES[-1] if _accepted(found["problems"]) else regime
         try:
             how = How(sizes, regime, every=number > 0)
             problem, judged = _first(published, device, seed + number, how, stages)
@@ -243,8 +248,13 @@ def _are_enough(problems: Sequence[Mapping[str, Any]], most: int) -> bool:
     if most and problems[-1]["answer"]["state"] == "answered":
         return len(problems) >= most
     limit = LONGER if _accepted(problems) else 0.0 if len(problems) > 1 else LONG
+    return _seconds(problems) > limit
+
+
+def _seconds(problems: Sequence[Mapping[str, Any]]) -> float:
+    """Return what the references of problems have taken."""
     seconds: float = sum(each.get("seconds", 0.0) for each in problems)
-    return seconds > limit
+    return seconds
 
 
 def _kept(found: dict[str, Any], law: Callable[..., None], *arguments: Any) -> None:  # noqa: ANN401
@@ -518,6 +528,7 @@ def _problem(
         "seconds": round(said.seconds, 2),
         "accused": [],
         "faults": {},
+        "steps": {},
     }
     for expected in said.outputs:
         scales = said.own_scales(expected)
@@ -526,6 +537,9 @@ def _problem(
             found["accused"].append({"law": difference.law, "why": difference.why})
         for fault, faulty in seeded(expected).items():
             seen = compare(expected, faulty, scales)
+            if seen is None and is_one_step(expected, faulty):
+                found["steps"].setdefault(fault, []).append(expected.name)
+                continue
             found["faults"].setdefault(fault, {})[expected.name] = seen.law if seen else ""
     if not said.outputs:
         found["answer"] = {"state": "unjudged", "why": "its reference draws at random"}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import itertools
+import math
 import operator
 import random
 import re
@@ -16,7 +18,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from .answers import NoAnswerError, first_line
+from .answers import NoAnswerError, first_line, leaves
+from .arithmetic import CODES
 from .inits import completed
 
 SIZES = ((3, 17, 5, 9), (8,), (16,), (64,), (128,), (4,), (2,), (1,))
@@ -25,10 +28,21 @@ LARGER = ((12, 5, 17, 9), (5, 40, 9, 17), (64,), (256,))
 """Those of a second problem."""
 LARGEST = ((32, 128, 16, 24), (8,), (128,))
 """Those of a third, where the others have accepted a fault: sums of few errors prove little."""
+BRIEF = ((2, 3, 5, 9), *SIZES[1:])
+"""Those of a second problem where the first took long."""
+MANY = 10_000_000
+"""Numbers of inputs above which a CPU gets constants of fewer."""
+LARGE, TILE = 512, 256
+"""Constants from which on a CPU gets others, and what it gets: a multiple of all blocks."""
 
 REGIMES = ("as made", "outliers", "small")
-"""What is done to inputs of 16 bits with several axes: nothing, a few larger ones, all smaller."""
+"""What is done to inputs of 16 bits with several axes: nothing, a few larger ones, all smaller.
+
+Codes of FP8 and scales are made smaller too.
+"""
 OUTLIER, EACH, SMALLER = 24.0, 61, 2.0**-9
+SMALLER_CODES = 2.0**-2
+"""What codes of FP8 are multiplied by: much smaller ones are all zero."""
 
 DERIVED = re.compile(r"(\w+) == (\w+) (\+|-|\*|//) (\d+)")
 """A constraint by which an axis follows from another."""
@@ -110,8 +124,11 @@ def problems_of(
         NoAnswerError: if the template's init takes no values that are tried.
     """
     why, tried = "", list[dict[str, int]]()
-    for also, values in itertools.product((every, not every), sizes):
-        axes = axis_values(published, values, every=also)
+    drawn = (
+        axis_values(published, values, every=also)
+        for also, values in itertools.product((every, not every), sizes)
+    )
+    for axes in (each for drawn_axes in drawn for each in _lighter(published, drawn_axes, device)):
         if axes in tried:
             continue
         tried.append(axes)
@@ -121,15 +138,39 @@ def problems_of(
             why = why or f"its init raises {type(error).__name__}: {first_line(error)}"
             continue
         why = ""
-        yield axes, tree_map(lambda each: in_regime(each, regime), inputs)
+        yield axes, _in_regime(inputs, regime)
     if why:
         raise NoAnswerError(why)
 
 
-def in_regime(value: Any, regime: str) -> Any:  # noqa: ANN401
-    """Return an input as a regime has it; what an init gives a structure stays as it is."""
+def _in_regime(inputs: Mapping[str, Any], regime: str) -> dict[str, Any]:
+    """Return the inputs of a call as a regime has them."""
+    formats = {each.dtype for _, each in leaves(inputs) if each.dim() > 1}
+    coded = bool(formats & {torch.uint8, *CODES})
+    found = {}
+    for name, value in inputs.items():
+        change = functools.partial(in_regime, regime=regime, scale=coded and "scale" in name)
+        found[name] = tree_map(change, value)
+    return found
+
+
+def in_regime(value: Any, regime: str, *, scale: bool = False) -> Any:  # noqa: ANN401
+    """Return an input as a regime has it; what an init gives a structure stays as it is.
+
+    Args:
+        value: the input.
+        regime: one of ``REGIMES``.
+        scale: whether it has scales of codes.
+    """
     dense = isinstance(value, torch.Tensor) and value.dim() > 1 and value.is_contiguous()
-    if not dense or value.dtype not in (torch.bfloat16, torch.float16) or regime == REGIMES[0]:
+    if not dense or regime == REGIMES[0]:
+        return value
+    if regime == "small" and value.dtype in CODES and not scale:
+        # Of a softmax all keys count then, and no rounding of one probability is the answer's.
+        return (value.to(torch.float32) * SMALLER_CODES).to(value.dtype)
+    if regime == "small" and value.dtype == torch.float32 and scale:
+        return value * SMALLER
+    if value.dtype not in (torch.bfloat16, torch.float16):
         return value
     if regime == "small":
         return value * SMALLER
@@ -165,6 +206,39 @@ def axis_values(
             if name in found and base in found:
                 found[name] = DERIVE[sign](found[base], int(number))
     return found
+
+
+def _lighter(published: Published, axes: dict[str, int], device: str) -> list[dict[str, int]]:
+    """Return axis values in turn: those with smaller constants first if a CPU needs them."""
+    fewer = fewer_constants(published, axes) if device == "cpu" else {}
+    return [{**axes, **fewer}, axes]
+
+
+def fewer_constants(published: Published, axes: Mapping[str, int]) -> dict[str, int]:
+    """Return smaller constants of a call whose inputs have too many numbers for a CPU.
+
+    A CPU evaluates references only. Gigabytes of weights prove no more there, and take minutes.
+    """
+    template = published.template
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(template.init).parameters.items()
+        if type(parameter.default) is int
+    }
+    values = {**defaults, **axes}
+    shapes = [getattr(each, "dim_names", None) or () for each in template.inputs.values()]
+    # Of an axis that follows from others an init has 0; a workspace has one axis.
+    numbers = sum(math.prod(values.get(n) or 1 for n in each) for each in shapes if len(each) > 1)
+    if numbers <= MANY:
+        return {}
+    return {
+        name: TILE
+        for name, value in defaults.items()
+        if name not in axes
+        and value >= LARGE
+        and value % TILE == 0
+        and type(template.axes.get(name)).__name__ == "Const"
+    }
 
 
 def run_time_axes(published: Published) -> list[str]:

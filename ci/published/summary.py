@@ -26,6 +26,25 @@ def accepted(said: Mapping[str, Any]) -> list[str]:
     return [fault for fault, refused in tried.items() if not refused]
 
 
+def one_step(said: Mapping[str, Any]) -> list[str]:
+    """Return the seeded faults that are no more than a step of FP8 in each problem."""
+    steps = dict.fromkeys(
+        (fault, output)
+        for each in said["problems"]
+        for fault, outputs in each.get("steps", {}).items()
+        for output in outputs
+    )
+    tried = {
+        (fault, output)
+        for each in said["problems"]
+        for fault, outputs in each["faults"].items()
+        for output in outputs
+    }
+    return [
+        f"{fault} of output {output}" for fault, output in steps if (fault, output) not in tried
+    ]
+
+
 def faults_tried(said: Mapping[str, Any]) -> int:
     """Return how many faults of outputs were tried."""
     return len(
