@@ -406,13 +406,16 @@ PARTS = {"empty": judge_empty, "graph": judge_graph, "far": judge_far}
 
 
 def _accepted(problems: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a fault of an output is refused by none of the problems."""
+    """Whether a fault of an output is refused by none of the problems; one of a step is not."""
     refused: dict[tuple[str, str], bool] = {}
     for each in problems:
         for fault, outputs in each["faults"].items():
             for output, law in outputs.items():
                 key = (fault, output)
                 refused[key] = refused.get(key, False) or bool(law)
+        for fault, names in each.get("steps", {}).items():
+            for output in names:
+                refused.setdefault((fault, output), False)
     return not all(refused.values())
 
 
