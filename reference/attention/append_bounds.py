@@ -52,12 +52,16 @@ def append_error_bound(
         is inf.
 
     Raises:
-        ValueError: as ``append_paged_scaled``, or a format without scales of tokens.
+        ValueError: as ``append_paged_scaled``, a format without scales of tokens, or one whose
+            codes are judged one by one (int4 with zero points in its scales, ``code_ends.py``).
     """
     check_kv_format(kv_format, needed=True)
     entry, layout = kv_format.entry, kv_format.kv_layout
     if not entry.scaled_by_token:
         message = f"kv_format is {kv_format.element}, which has no scales of tokens and heads"
+        raise ValueError(message)
+    if entry.ends is not None:
+        message = f"kv_format is {kv_format.element}, whose codes have ends and no bounds"
         raise ValueError(message)
     if entry.zero_point:
         stored, made = append_paged_scaled(

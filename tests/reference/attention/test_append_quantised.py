@@ -217,6 +217,16 @@ def test_only_scales_of_tokens_have_a_bound() -> None:
         append_error_bound(
             k, v, (packed, packed), (scales, scales), METADATA, kv_format=KVCacheFormat("nvfp4")
         )
+    scales = pages("NHD", 4, torch.float32)
+    with pytest.raises(ValueError, match="codes have ends and no bounds"):
+        append_error_bound(
+            k,
+            v,
+            (packed, packed),
+            (scales, scales),
+            METADATA,
+            kv_format=KVCacheFormat("int4_per_token_head"),
+        )
 
 
 def test_the_wrong_function_says_which_is_right() -> None:
