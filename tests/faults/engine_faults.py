@@ -174,6 +174,22 @@ FAULTS = (
         "    computed_delta = query_len - num_rejected",
         "    computed_delta = query_len",
     ),
+    Fault(
+        "int4-zero-point", "vllm-reshape-and-cache-int4", VLLM, f"{OPS}/int4_per_token_head.py",
+        "    v_zp_int = v_zp_f.to(tl.int32)",
+        "    v_zp_int = k_zp_f.to(tl.int32)",
+    ),
+    Fault(
+        "int4-scale-bits", "vllm-reshape-and-cache-int4", VLLM, f"{OPS}/int4_per_token_head.py",
+        "    k_scale_packed = ((k_scale_bits & -16) | (k_zp_int & 0xF)).to(",
+        "    k_scale_packed = (k_scale_bits | (k_zp_int & 0xF)).to(",
+    ),
+    Fault(
+        "mla-slots", "sglang-set-mla-kv-buffer", SGLANG,
+        "sglang/kernels/ops/kvcache/mla_buffer.py",
+        "    is_valid = (loc != reserved_skip_index) & (loc % DCP_WORLD_SIZE == DCP_RANK)",
+        "    is_valid = (loc > 0) & (loc % DCP_WORLD_SIZE == DCP_RANK)",
+    ),
 )  # fmt: skip
 
 
