@@ -285,7 +285,8 @@ class _Evaluations:
     Attributes:
         exact: nothing is disturbed.
         samples, leaning, far: disturbed, as in ``Expected``.
-        others: exact but for the largest numbers of blocks, which are raised and lowered.
+        others: evaluations without disturbance, in which only the largest numbers of blocks are
+            raised, or lowered.
         pairs: the output that has the scales of each output that has codes.
     """
 

@@ -108,7 +108,7 @@ def _slots(inputs: Inputs) -> Inputs:
 
 
 def _segments(inputs: Inputs) -> Inputs:
-    """Say how many segments there are, and that weights lie as the reference multiplies them."""
+    """Return the number of segments, and the layout of weights that the reference multiplies."""
     return {"batch_size": inputs["weights"].shape[0], "weight_column_major": False}
 
 

@@ -153,7 +153,7 @@ def _summaries(made: Matrix) -> Iterator[list[Text | Table]]:
 
 
 def _joined(names: Sequence[str], width: int) -> list[str]:
-    """Return names in few cells of at most so many characters, or each in its own."""
+    """Join names into cells of at most ``width`` characters; with 0 each name has its own cell."""
     cells: list[str] = []
     for name in sorted(names, key=len, reverse=True):
         fitting = (i for i, each in enumerate(cells) if len(f"{each}, {name}") <= width)

@@ -234,26 +234,29 @@ def _token_key(problem: AttentionProblem) -> Hashable:
 )  # fmt: skip
 def append_tokens(inputs: AppendInputs) -> tuple[torch.Tensor, ...]:
     """Write each token's codes and scales into the slot that its request's pages give it."""
-    caches = tuple(each if inputs.in_place else each.clone() for each in inputs.written)
-    k_cache, v_cache, k_scales, v_scales = (by_slots(each, inputs.kv_layout) for each in caches)
+    caches, given = _with_scales(inputs)
     with load(FILE, stubs) as kernels:
-        getattr(kernels, QUANTISED)(
-            key=inputs.k,
-            value=inputs.v,
-            key_cache=k_cache,
-            value_cache=v_cache,
-            k_scale_cache=k_scales[..., 0],
-            v_scale_cache=v_scales[..., 0],
-            slot_mapping=_slot_of_each_row(inputs),
-            kv_quant_mode=BY_TOKEN[k_cache.dtype],
-        )
+        getattr(kernels, QUANTISED)(**given, kv_quant_mode=BY_TOKEN[inputs.k_cache.dtype])
     return caches
 
 
-def _slot_of_each_row(inputs: AppendInputs) -> torch.Tensor:
-    """Return the slot mapping with -1 for rows behind it, as vLLM's runner fills it up, too."""
-    slots = inputs.slot_mapping
-    return torch.nn.functional.pad(slots, (0, len(inputs.k) - len(slots)), value=-1)
+def _with_scales(
+    inputs: AppendInputs,
+) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+    """Return caches and scales to write into, and the arguments of writers with such scales."""
+    caches = tuple(each if inputs.in_place else each.clone() for each in inputs.written)
+    k_cache, v_cache, k_scales, v_scales = (by_slots(each, inputs.kv_layout) for each in caches)
+    # The kernels read a slot for every row: vLLM's runner fills up its mapping with -1, too.
+    slots, rows = inputs.slot_mapping, len(inputs.k)
+    return caches, {
+        "key": inputs.k,
+        "value": inputs.v,
+        "key_cache": k_cache,
+        "value_cache": v_cache,
+        "k_scale_cache": k_scales[..., 0],
+        "v_scale_cache": v_scales[..., 0],
+        "slot_mapping": torch.nn.functional.pad(slots, (0, rows - len(slots)), value=-1),
+    }
 
 
 def _writes_int4(problem: AttentionProblem, target: Target) -> bool | str:
@@ -271,18 +274,8 @@ def _writes_int4(problem: AttentionProblem, target: Target) -> bool | str:
 )  # fmt: skip
 def append_int4(inputs: AppendInputs) -> tuple[torch.Tensor, ...]:
     """Write each token's codes of four bits, and its scales with the zero points in them."""
-    caches = tuple(each if inputs.in_place else each.clone() for each in inputs.written)
-    k_cache, v_cache, k_scales, v_scales = (by_slots(each, inputs.kv_layout) for each in caches)
+    caches, given = _with_scales(inputs)
     with load(INT4_FILE, stubs) as kernels:
-        getattr(kernels, INT4_RUN)(
-            getattr(kernels, INT4_KERNEL),
-            key=inputs.k,
-            value=inputs.v,
-            key_cache=k_cache,
-            value_cache=v_cache,
-            k_scale_cache=k_scales[..., 0],
-            v_scale_cache=v_scales[..., 0],
-            slot_mapping=_slot_of_each_row(inputs),
-            packing_factor=2,
-        )
+        kernel = getattr(kernels, INT4_KERNEL)
+        getattr(kernels, INT4_RUN)(kernel, **given, packing_factor=2)
     return caches

@@ -10,7 +10,8 @@ import torch
 
 from ...reference import AttentionProblem, RopeAppendProblem, oracle
 from ...reference.attention.append_bounds import as_compared
-from ...reference.problems.cache_names import has_block_scales
+from ...reference.formats.cache_elements import cache_element
+from ...reference.problems.cache_names import element_of, has_block_scales
 from ...reference.tensors.inputs import AppendInputs
 from ...reference.tensors.rope_append import RopeAppendInputs, with_other_turns
 from ...reference.tensors.values import bits, choose, stream
@@ -325,7 +326,11 @@ def _alike(what: str, first: Caches, second: Caches) -> Verdict:
 
 
 def _scales_of_no_token(caches: Values) -> Values:
-    return tuple(pair for pair in caches if not has_block_scales(pair[0]))
+    return tuple(pair for pair in caches if not (has_block_scales(pair[0]) or _has_ends(pair[0])))
+
+
+def _has_ends(kv_cache: str) -> bool:
+    return bool(kv_cache) and cache_element(element_of(kv_cache)).ends is not None
 
 
 LAWS = (

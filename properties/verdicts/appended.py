@@ -12,9 +12,10 @@ from ...reference.attention.append import addresses
 from ...reference.formats.code_ends import Part
 from ...reference.formats.kv_format import checked_cache
 from ...reference.tensors.inputs import AppendInputs
-from .comparison import Check, fail, listed, off, same_bits
+from .comparison import fail, same_bits
 from .operations import APPENDED
-from .verdict import EXACTLY, Verdict
+from .quantised import between
+from .verdict import Verdict
 
 Caches = tuple[torch.Tensor, ...]
 
@@ -134,17 +135,7 @@ def _between(
         room[places] = each.view(*shape, -1)
         whole.append(by_slot(room, layout))
     is_wrong, actual, least, most = whole
-    where = tuple(int(i) for i in is_wrong.nonzero()[0])
-    ends = [f"{each[where].item():.9g}" for each in (least, most)]
-    return off(
-        "numeric",
-        f"{name}{list(where)}",
-        f"{actual[where].item():.9g}",
-        ends[0] if ends[0] == ends[1] else " to ".join(ends),
-        bound=EXACTLY if ends[0] == ends[1] else "",
-        more=f" ({int(wrong.sum())} of {wrong.numel()} differ)",
-        worst=listed(Check(name, actual, least, most - least), is_wrong, (actual - least).abs()),
-    )
+    return between(name, actual, least, most, is_wrong)
 
 
 def _kept(

@@ -119,7 +119,7 @@ def compare_quantised(
     codes, scales = answer
     scales = None if scales is None else scale_values(scales)
     if scales is not None and bounds is not None:
-        verdict = _between("scales", scales, *bounds)
+        verdict = between("scales", scales, *bounds)
         if verdict.bad:
             return verdict
     by = scales
@@ -143,9 +143,21 @@ def compare_quantised(
     return _wrong_code((codes, expected), pair, wrong, (order - low).abs().double())
 
 
-def _between(name: str, actual: torch.Tensor, least: torch.Tensor, most: torch.Tensor) -> Verdict:
-    """Check that each scale is one of those from ``least`` to ``most``; NaN is none."""
-    wrong = ~((actual >= least) & (actual <= most))
+def between(
+    name: str,
+    actual: torch.Tensor,
+    least: torch.Tensor,
+    most: torch.Tensor,
+    wrong: torch.Tensor | None = None,
+) -> Verdict:
+    """Check that each number is one of those from ``least`` to ``most``; NaN is none.
+
+    Args:
+        name: what a finding calls the tensor.
+        actual, least, most: the numbers, and the ends of what each may be.
+        wrong: which are outside, where more than the numbers says so, as of -0; None: by them.
+    """
+    wrong = ~((actual >= least) & (actual <= most)) if wrong is None else wrong
     if not wrong.any():
         return Verdict("PASS", ratio=0.0)
     where = tuple(int(i) for i in wrong.nonzero()[0])
