@@ -229,10 +229,10 @@ JUDGE = (
     ),
     DISTRUST,
     law_option(
-        "--mps",
-        is_flag=True,
-        help="Let the processes of a run share a GPU through NVIDIA's MPS, in a daemon of their "
-        "own: more problems a second, and more work that is judged twice.",
+        "--mps/--no-mps",
+        default=True,
+        help="Whether the processes of a run share a GPU through NVIDIA's MPS, in a daemon of "
+        "their own. By default they do where it serves them; else they have the GPU in turns.",
     ),
     law_option(
         "--examples",

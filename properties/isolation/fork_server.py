@@ -3,7 +3,7 @@
 It is started as a worker is, with the modules to import. Each message brings file descriptors, of
 which one is a file that says what to start: a fork that stands above a worker as `supervisor.py`
 does, and whose own fork becomes the worker. At the end of its connection this process ends, after
-the last of its forks (Linux).
+the last of its forks (Linux). It never calls CUDA, which does not outlive a fork: workers do.
 """
 
 from __future__ import annotations

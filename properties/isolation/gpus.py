@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-PROCESSES_A_GPU = 12
+PROCESSES_A_GPU = 14
 """Processes that share a GPU, where memory and cores allow. On an H200 with 16 cores each keeps a
 core busy: of one check, 14 judged 1.32 times as many problems as 8. The others draw and build."""
-GPU_MEMORY, HOST_MEMORY = 8 << 10, 4 << 10
+GPU_MEMORY, HOST_MEMORY = 6 << 10, 4 << 10
 """MiB that a process may need with its isolated worker: workspaces, caches and the oracle's float64
-there (seven of a gate held 49 GiB of an H100 at most; one with less room waits for it);
-two imports of torch, a CUDA context and a compiler here."""
+there (twelve of a gate held 57 GiB of an H200 at its end, 40 in the median; one with less room
+waits for it); an import of torch, a CUDA context and a compiler here."""
 _MEMORY = Path("/proc/meminfo")
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 

@@ -33,8 +33,7 @@ MOST_FAULTS: Final = 6
 """Faults after which processes have the GPU in turns again: each costs all of them their start."""
 
 NOT_SHARED: Final = (
-    f"not shared by MPS: that takes several processes on a GPU, {CONTROL} on the PATH, and neither "
-    "--sanitizer nor --distrust"
+    f"processes had it in turns: {CONTROL} is not on the PATH, or serves no process here"
 )
 """Words on a run that was to share the GPU, and could not."""
 
@@ -146,6 +145,12 @@ class _Daemon:
         self._keeper.communicate()
 
 
+def is_of_use(device: str, processes: int) -> bool:
+    """Whether a daemon would have processes of a device share it that do not."""
+    # Whoever names a folder has a daemon already, which its processes share by themselves.
+    return device == "cuda" and processes > 1 and PIPES not in os.environ
+
+
 def share_gpu(device: str, processes: int) -> SharedGpu | None:
     """Begin to share the GPU between processes; None where that is not possible, or of no use.
 
@@ -153,8 +158,7 @@ def share_gpu(device: str, processes: int) -> SharedGpu | None:
         device: the device of the run.
         processes: how many are to share it.
     """
-    # Whoever names a folder has a daemon already, which its processes share by themselves.
-    if device != "cuda" or processes < 2 or PIPES in os.environ:  # noqa: PLR2004
+    if not is_of_use(device, processes):
         return None
     try:
         return SharedGpu()

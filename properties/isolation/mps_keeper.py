@@ -12,7 +12,18 @@ import subprocess
 import sys
 
 READY = b"ready\n"
-"""What is written once clients may come."""
+"""What is written once a client has come."""
+_CLIENT = """\
+import ctypes, sys
+try:
+    cuda = ctypes.CDLL("libcuda.so.1")
+except OSError:
+    sys.exit()  # whatever the clients are, they do not use CUDA
+context = ctypes.c_void_p()
+sys.exit(cuda.cuInit(0) or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
+"""
+"""A client, which ends well where CUDA serves it: the daemon starts in a container, too, that lets
+none connect."""
 _SECONDS = 10.0
 _QUIT = b"quit -t 1\n"  # seconds that clients are given
 
@@ -22,9 +33,10 @@ def main() -> None:
     program, folder = sys.argv[1:]
     try:
         if _ended_well([program, "-d"], b""):
-            sys.stdout.buffer.write(READY)
-            sys.stdout.buffer.flush()
-            sys.stdin.buffer.read()
+            if _ended_well([sys.executable, "-I", "-S", "-c", _CLIENT], b""):
+                sys.stdout.buffer.write(READY)
+                sys.stdout.buffer.flush()
+                sys.stdin.buffer.read()
             _ended_well([program], _QUIT)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ...reference import Problem
 from ..findings.ledger import Entry, holds
 from ..findings.report import LawReport, ProblemVerdict
-from ..isolation.workers import Outcome, Worker
+from ..isolation.workers import Deadlines, Outcome, Worker
 from ..laws import Law
 from ..verdicts.memory_need import NO_ROOM
 from ..verdicts.verdict import Verdict
@@ -21,6 +21,11 @@ from .candidate import Candidate, warm_up
 BEFORE_A_CASE = ("load", "judge")
 """Stages of a worker before it runs a case. If a worker with several cases queued dies in one of
 them, the case before may be the cause."""
+
+
+SHARED_PATIENCE = 3.0
+"""Multiplier on the deadline of a call whose process shares its GPU: kernels of others run beside
+it, and its end would cost all of them their work."""
 
 
 class Attempt(NamedTuple):
@@ -109,7 +114,7 @@ class CaseRunner:
     def _judge_now(self, problem: Problem, *, hurried: bool, explains: bool = False) -> Verdict:
         if self.always_fresh:
             self.renew()
-        deadlines = self.candidate.deadlines_of(self.law, problem, hurried=hurried)
+        deadlines = self._deadlines(problem, hurried=hurried)
         request, address = self._request(problem, explains=explains), self.candidate.address
         if hurried and address.device == "cpu":
             request = address.attempt(self.law.name, problem, deadlines)
@@ -139,7 +144,7 @@ class CaseRunner:
         # Hypothesis repeats itself; small spaces are exhausted within some rounds.
         if problem.id not in self.verdicts and problem.id not in self._asked:
             self._asked[problem.id] = problem
-            deadlines = self.candidate.deadlines_of(self.law, problem)
+            deadlines = self._deadlines(problem)
             self._worker.ask(self._request(problem), deadlines)
 
     def take(self) -> Problem | None:
@@ -195,6 +200,12 @@ class CaseRunner:
         """
         probe_device(self._worker, self.candidate.address.device)
 
+    def _deadlines(self, problem: Problem, *, hurried: bool = False) -> Deadlines:
+        found = self.candidate.deadlines_of(self.law, problem, hurried=hurried)
+        if not self._worker.shares_gpu:
+            return found
+        return replace(found, run=SHARED_PATIENCE * found.run)
+
     def _request(self, problem: Problem, *, explains: bool = False) -> dict[str, object]:
         case = self.candidate.address.case(self.law.name, problem)
         if self.candidate.named:
@@ -249,7 +260,7 @@ class CaseRunner:
         if tried or (verdict.status, verdict.kind) != ("UNSUPPORTED", NO_ROOM):
             return outcome, verdict
         self.warm_up()  # the worker has a fresh process by now
-        deadlines = self.candidate.deadlines_of(self.law, problem)
+        deadlines = self._deadlines(problem)
         again = self._worker.run(self._request(problem), deadlines)
         now = verdict_of(again, address.tool)
         blamed = of_earlier_calls(outcome, verdict) if now.status == "PASS" else None
@@ -270,7 +281,7 @@ class CaseRunner:
         """
         if not self.died:  # else it has a fresh process already
             self.renew()
-        deadlines = self.candidate.deadlines_of(self.law, problem)
+        deadlines = self._deadlines(problem)
         verdict = self._learn(problem, self._worker.run(self._request(problem), deadlines))
         self.candidate.alone = self.candidate.alone or verdict.bad == faulted
         return verdict

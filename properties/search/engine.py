@@ -35,7 +35,7 @@ from ..findings.report import (
 )
 from ..isolation.gpus import processes_for, visible_devices
 from ..isolation.machine import cores
-from ..isolation.mps import NOT_SHARED, share_gpu
+from ..isolation.mps import NOT_SHARED, is_of_use, share_gpu
 from ..isolation.reads import Read
 from ..isolation.workers import Worker
 from ..laws import Law
@@ -324,7 +324,7 @@ class Run:
             run.respawns = self._pool.respawns
             if self._gpu is not None:
                 run.target["mps"] = self._gpu.text(self._sharing)
-            elif self.plan.mps:  # it was asked for
+            elif is_of_use(self.plan.device, self._sharing):
                 run.target["mps"] = NOT_SHARED
             run.seconds = time.monotonic() - start
             for examined in self._examined:

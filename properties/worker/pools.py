@@ -66,7 +66,6 @@ def open_pool(
         executable=executable,
         started=started,
         gpu=gpu,
-        forks=device == "cpu",
         # CUDA reserves address space by the terabyte.
         memory_limit=worker_limit(DEFAULT_MEMORY_LIMIT) if device == "cpu" else None,
     )

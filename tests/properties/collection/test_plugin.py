@@ -440,7 +440,7 @@ def test_each_process_gets_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("argument", "device", "devices", "cores", "processes"),
     [
-        ("kernelproof.properties", "cuda", "0,1", 64, 24),
+        ("kernelproof.properties", "cuda", "0,1", 64, 28),
         ("kernelproof.properties", "cuda", "0,1", 6, 3),
         ("kernelproof.properties", "cuda", "", 6, None),
         ("kernelproof.properties", "cpu", "0,1", 64, None),
@@ -475,8 +475,8 @@ def smi(folder: Path, script: str) -> None:
 @pytest.mark.parametrize(
     ("free", "host", "processes"),
     [
-        ((141_000, 143_000), None, 24),  # as many as share a GPU well
-        ((40_000, 143_000), None, 8),  # four at the fuller one, and as many at the other
+        ((141_000, 143_000), None, 28),  # as many as share a GPU well
+        ((40_000, 143_000), None, 12),  # six at the fuller one, and as many at the other
         ((900, 900), None, 2),  # one each, however little is left
         ((141_000, 143_000), 13_000, 3),  # the machine has room for three
         ((141_000, 143_000), 1_000, 1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -180,3 +181,28 @@ def test_after_several_faults_processes_have_the_gpu_in_turns(gpu: SharedGpu, lo
     told = log.read_text(encoding="utf-8")
     assert told.count("reads") == MOST_FAULTS
     assert "None" in told  # daemons see all devices, their clients choose
+
+
+COMPILER = shutil.which("cc")
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
+@pytest.mark.parametrize("result", [0, 805])  # CUDA_ERROR_MPS_CONNECTION_FAILED
+def test_a_daemon_that_serves_no_client_is_not_used(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: int
+) -> None:
+    source = tmp_path / "cuda.c"
+    source.write_text(
+        f"int cuInit(unsigned flags) {{ return {result}; }}\n"
+        "int cuDevicePrimaryCtxRetain(void **context, int device) { return 0; }\n",
+        encoding="ascii",
+    )
+    library = str(tmp_path / "libcuda.so.1")
+    assert COMPILER is not None
+    subprocess.run([COMPILER, "-shared", "-fPIC", "-o", library, str(source)], check=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    gpu = share_gpu("cuda", 2)
+    assert (gpu is not None) == (result == 0)
+    if gpu is not None:
+        gpu.close()
+    assert "quit" in log.read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from kernelproof.properties.findings.ledger import Entry, load_ledger
 from kernelproof.properties.isolation.mps import NOT_SHARED
 from kernelproof.properties.isolation.outcome import Outcome
 from kernelproof.properties.laws import find_law
-from kernelproof.properties.search import case_runner
+from kernelproof.properties.search import case_runner, engine
 from kernelproof.properties.search.candidate import Candidate
 from kernelproof.properties.search.case_runner import CaseRunner
 from kernelproof.properties.search.engine import Run
@@ -89,7 +89,8 @@ def test_a_fault_is_judged_again_whatever_is_known_of_it(
     assert candidate.alone == fails_again
 
 
-def test_what_was_to_share_a_gpu_and_could_not_says_so() -> None:
+def test_what_was_to_share_a_gpu_and_could_not_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "is_of_use", lambda *_: True)
     plan = Plan(["triton-merge-state"], PROFILES["quick"], laws=("parity",), share=0.1, mps=True)
     run = Run(plan)
     run.ending.stop()
