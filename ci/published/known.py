@@ -138,6 +138,18 @@ KNOWN = (
         " as dense, without an error (csrc/bmm_fp8.cu, csrc/mm_bf16_cublaslt.cu)",
     ),
     Known(
+        re.compile(r"SegmentGEMMWrapper\.run:segment_gemm_run"),
+        ("strides",),
+        "rows of x and weights that are further apart are read as dense, without an error: leading"
+        " dimensions follow from the sizes (triton/gemm.py)",
+    ),
+    Known(
+        re.compile(r"SegmentGEMMWrapper\.run:segment_gemm_run"),
+        ("empty",),
+        "it ends with an illegal access, not with an answer or an error (seen on SM90)",
+        like="it loses the device: AcceleratorError: CUDA error: an illegal memory access",
+    ),
+    Known(
         re.compile("selective_state_update"),
         ("parity", "strides"),
         "its words promise the shape of x; of x without heads it returns an axis of one head too",

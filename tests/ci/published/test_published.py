@@ -249,6 +249,9 @@ def test_findings_that_are_settled_are_known() -> None:
     assert "compiled to nothing" in known_text("fp4_quantize", "repeats", "", H200)
     assert known_text("mono_moe", "parity", "elements: 0: 9 of 10 elements", H200)
     assert not known_text("mono_moe", "parity", "nan: 0: 9 elements are NaN", H200)
+    segments = "SegmentGEMMWrapper.run:segment_gemm_run"
+    assert "read as dense" in known_text(segments, "strides", "of x: nan: 0: ...", H200)
+    assert not known_text(segments, "empty", "shape: 0: ...", H200)
 
 
 @pytest.mark.parametrize("name", ["silu_and_mul", "fp4_quantize", "mono_moe"])
