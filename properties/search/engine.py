@@ -55,6 +55,7 @@ from .ending import Ending
 from .examples import examples_on
 from .law_search import LawSearch
 from .module_plan import BUILD_SHARE, LONGEST_SHARE, ModulePlan
+from .pace import Pace
 from .plan import (
     Plan,
     is_thorough,
@@ -235,6 +236,7 @@ class Run:
         self._below_floor: list[tuple[Prepared, LawReport]] = []
         count = sum(name not in self._kept.whole for name in plan.implementations)
         self._jobs = plan.jobs or usual_jobs(plan.device)
+        self._pace = Pace(self.ending, self._jobs, count)
         self._builder = Builder(count, claimed)
         modules = ModulePlan(
             count,
@@ -403,6 +405,7 @@ class Run:
         report, part = examined.report, self.plan.part
         self._scheduler.withdraw(report)  # early searches that have not begun only filled the time
         if candidate is None:
+            self._pace.skip()
             self.progress.skipped(report)
             return
         examined.begun = True
@@ -432,6 +435,11 @@ class Run:
         planned = sum(problems_of(plan, law, candidate.cost) for law in laws)
         if examined.begun:
             planned += len(self._deck_of(candidate, laws))
+            declares = candidate.declares
+            weights = {
+                law.name: law.weight for law in laws if declares is None or law.concerns(declares)
+            }
+            self._pace.plan(report.name, weights)
         self.progress.prepared(report, planned)
         reached = Reached(candidate.axes, report.declared)
         examined.prepared = Prepared(report, candidate, laws, reached, examined.early, stored)
@@ -655,6 +663,7 @@ class Run:
         """Search under a law, or less than that where the implementation has failed already."""
         if candidate.smallest and self.plan.first_only:
             return LawReport(law.name)
+        options = replace(options, seconds=min(options.seconds, self._pace.seconds(law.weight)))
         if self.plan.exit_first and not self.plan.profile.shrink_seconds:
             options = replace(options, shrink=False)  # the finding is all that is asked for
         if candidate.smallest and not self.plan.shrink_all:
@@ -740,6 +749,7 @@ class Run:
         if self.plan.part is None:  # else the whole is measured by them
             found.forget(all_of_them=found.finding is None and not shown)
         self._take_finding(prepared, found, shown=shown)
+        self._pace.end(report.name, found.law)
         now = time.monotonic()
         report.seconds = now - (prepared.candidate.started or now)
         self.progress.law_done(report, found)
