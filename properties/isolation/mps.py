@@ -123,10 +123,11 @@ class _Daemon:
         self.environment = {PIPES: self._folder, LOGS: self._folder}
         # All devices: clients choose by the numbers that they have without it.
         every = {name: value for name, value in os.environ.items() if name != VISIBLE}
+        devices = [os.environ[VISIBLE]] if VISIBLE in os.environ else []
         # The program goes into the background and outlives whoever has started it. Its keeper ends
         # it at the end of this process too, however that comes.
         self._keeper = subprocess.Popen(
-            [sys.executable, "-I", "-S", mps_keeper.__file__, CONTROL, self._folder],
+            [sys.executable, "-I", "-S", mps_keeper.__file__, CONTROL, self._folder, *devices],
             env={**every, **self.environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

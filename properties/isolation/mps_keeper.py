@@ -1,12 +1,14 @@
 """Starts NVIDIA's MPS daemon, and ends it at the end of whoever has started this process.
 
-It is run by its path, without the package: ``python -I -S mps_keeper.py PROGRAM FOLDER``. The
-folder is the daemon's, and is removed with it. The end of standard input is the end; the process
-has a session of its own, so that Ctrl-C is not for it.
+It is run by its path, without the package: ``python -I -S mps_keeper.py PROGRAM FOLDER [DEVICES]``.
+The folder is the daemon's, and is removed with it; the devices are those that a client sees, of all
+that the daemon has. The end of standard input is the end; the process has a session of its own, so
+that Ctrl-C is not for it.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -30,10 +32,11 @@ _QUIT = b"quit -t 1\n"  # seconds that clients are given
 
 def main() -> None:
     """Keep a daemon until the end of standard input."""
-    program, folder = sys.argv[1:]
+    program, folder, *devices = sys.argv[1:]
     try:
         if _ended_well([program, "-d"], b""):
-            if _ended_well([sys.executable, "-I", "-S", "-c", _CLIENT], b""):
+            seen = {"CUDA_VISIBLE_DEVICES": devices[0]} if devices else {}
+            if _ended_well([sys.executable, "-I", "-S", "-c", _CLIENT], b"", **seen):
                 sys.stdout.buffer.write(READY)
                 sys.stdout.buffer.flush()
                 sys.stdin.buffer.read()
@@ -42,7 +45,7 @@ def main() -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _ended_well(command: list[str], told: bytes) -> bool:
+def _ended_well(command: list[str], told: bytes, **variables: str) -> bool:
     # The daemon keeps what it inherits: with a pipe, nobody would see the program's end.
     try:
         ended = subprocess.run(
@@ -51,6 +54,7 @@ def _ended_well(command: list[str], told: bytes) -> bool:
             check=False,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            env={**os.environ, **variables},
             timeout=_SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired):

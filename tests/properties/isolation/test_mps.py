@@ -193,8 +193,11 @@ def test_a_daemon_that_serves_no_client_is_not_used(
 ) -> None:
     source = tmp_path / "cuda.c"
     source.write_text(
+        "#include <stdlib.h>\n#include <string.h>\n"
         f"int cuInit(unsigned flags) {{ return {result}; }}\n"
-        "int cuDevicePrimaryCtxRetain(void **context, int device) { return 0; }\n",
+        "int cuDevicePrimaryCtxRetain(void **context, int device) {\n"
+        '    return strcmp(getenv("CUDA_VISIBLE_DEVICES"), "1");  // those of the run\n'
+        "}\n",
         encoding="ascii",
     )
     library = str(tmp_path / "libcuda.so.1")
