@@ -153,6 +153,10 @@ class Examined:
     begun: bool = False
 
 
+def _backend(report: ImplementationReport) -> str:
+    return str(report.declared.get("backend", ""))
+
+
 def _known(found: LawReport, lease: Lease) -> LawReport:
     del lease  # nobody is asked
     return found
@@ -431,10 +435,10 @@ class Run:
     ) -> Prepared:
         report = examined.report
         laws = laws_planned(self.plan, report.operation)
-        plan = of_operation(self.plan, report.operation)
+        plan = of_operation(self.plan, report.operation, _backend(report))
         planned = sum(problems_of(plan, law, candidate.cost) for law in laws)
         if examined.begun:
-            planned += len(self._deck_of(candidate, laws))
+            planned += len(self._deck_of(report, candidate, laws))
             declares = candidate.declares
             weights = {
                 law.name: law.weight for law in laws if declares is None or law.concerns(declares)
@@ -508,9 +512,11 @@ class Run:
 
     # The deck
 
-    def _deck_of(self, candidate: Candidate, laws: Sequence[Law]) -> list[DeckEntry]:
+    def _deck_of(
+        self, report: ImplementationReport, candidate: Candidate, laws: Sequence[Law]
+    ) -> list[DeckEntry]:
         """Return the first entries of the deck for some laws; under a sanitizer all is slow."""
-        plan = of_operation(self.plan, candidate.axes.operation)
+        plan = of_operation(self.plan, candidate.axes.operation, _backend(report))
         if not plan.deck or plan.sanitizer:
             return []
         # Of all laws: a run that is resumed, or a unit of a fleet, asks its part of the same ones.
@@ -537,7 +543,7 @@ class Run:
             self.ending.ended = self.ending.ended or FOUND
             return
         left = [law for law in prepared.laws if law.name not in prepared.asked]
-        entries = self._deck_of(prepared.candidate, left)
+        entries = self._deck_of(prepared.report, prepared.candidate, left)
         failed = {case.law for case in self._failed(prepared.report)}
         compares = ANSWERS[prepared.report.operation].law
         for law in left:
@@ -630,7 +636,7 @@ class Run:
         With ``kinds`` it has the few problems that cover each feature, and no other.
         """
         operation = prepared.report.operation
-        plan = of_operation(self.plan, operation)
+        plan = of_operation(self.plan, operation, _backend(prepared.report))
         take = self._take_early if early else self._take_law
         # A law of a part has the seconds that it has in the whole.
         whole = laws_planned(replace(plan, part=None), operation)

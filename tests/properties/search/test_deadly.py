@@ -10,6 +10,7 @@ import pytest
 
 from kernelproof.fixtures import LEDGER
 from kernelproof.impl import Target
+from kernelproof.impl.targets.backends import PROVIDERS
 from kernelproof.properties.findings.ledger import Entry, load_ledger
 from kernelproof.properties.isolation.mps import NOT_SHARED
 from kernelproof.properties.isolation.outcome import Outcome
@@ -18,9 +19,9 @@ from kernelproof.properties.search import case_runner, engine
 from kernelproof.properties.search.candidate import Candidate
 from kernelproof.properties.search.case_runner import CaseRunner
 from kernelproof.properties.search.engine import Run
-from kernelproof.properties.search.plan import Plan, seconds_of
+from kernelproof.properties.search.plan import Plan, of_operation, problems_of, seconds_of
 from kernelproof.properties.space.axes import Axes
-from kernelproof.properties.space.profiles import PROFILES
+from kernelproof.properties.space.profiles import PROFILES, Cost
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.properties.worker.requests import Address
 from kernelproof.reference import MergeProblem
@@ -108,3 +109,22 @@ def test_a_gate_on_a_gpu_ends_slow_laws_sooner() -> None:
         )
     ]
     assert seconds == pytest.approx([150.0, 60.0, 600.0])
+
+
+@pytest.mark.parametrize(
+    ("device", "share", "backend", "problems"),
+    [
+        ("cuda", 0.25, "flashinfer-trace", 22),
+        ("cuda", 0.25, "fa2", 90),
+        ("cpu", 0.25, "flashinfer-trace", 90),
+        ("cuda", 1.0, "flashinfer-trace", 360),
+    ],
+)
+def test_a_gate_on_a_gpu_has_fewer_problems_for_published_references(
+    device: str, share: float, backend: str, problems: int
+) -> None:
+    assert backend in PROVIDERS
+    plan = Plan([], PROFILES["gate"], device=device, share=share)
+    own = of_operation(plan, "paged_attention", backend)
+    assert problems_of(own, find_law("parity"), Cost("fast", 1.0, 1)) == problems
+    assert problems_of(own, find_law("far_pages"), Cost("fast", 1.0, 1)) >= 3
