@@ -14,6 +14,7 @@ from kernelproof.impl.targets.backends import PROVIDERS
 from kernelproof.properties.findings.ledger import Entry, load_ledger
 from kernelproof.properties.isolation.mps import NOT_SHARED
 from kernelproof.properties.isolation.outcome import Outcome
+from kernelproof.properties.isolation.stages import Deadlines
 from kernelproof.properties.laws import find_law
 from kernelproof.properties.search import case_runner, engine
 from kernelproof.properties.search.candidate import Candidate
@@ -88,6 +89,20 @@ def test_a_fault_is_judged_again_whatever_is_known_of_it(
     assert verdict.status == ("KNOWN" if fails_again else "PASS")
     # Whoever has ended the work of all has processes of its own from now on.
     assert candidate.alone == fails_again
+
+
+@pytest.mark.parametrize(("shares", "seconds"), [(False, 3.0), (True, 9.0)])
+def test_a_call_beside_others_on_a_gpu_may_take_longer(shares: bool, seconds: float) -> None:
+    given: list[float] = []
+
+    def run(_: object, deadlines: Deadlines) -> Outcome:
+        given.append(deadlines.run)
+        return Outcome("done", result=Verdict("PASS").to_json())
+
+    worker: Any = SimpleNamespace(run=run, shares_gpu=shares)
+    candidate = Candidate("mine", Address("mine:mine", None, "cuda"), Axes("merge_state", {}, 1))
+    CaseRunner(worker, candidate, find_law("parity")).judge(MergeProblem())
+    assert given == [seconds]
 
 
 def test_what_was_to_share_a_gpu_and_could_not_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,6 +152,8 @@ class InProcess:
     """The import of the implementation."""
     candidate: Candidate
 
+    shares_gpu = False
+
     def __init__(self, judge: Judge, depth: int) -> None:
         self.judge, self.depth = judge, depth
         self.asked: deque[Mapping[str, Any]] = deque()
