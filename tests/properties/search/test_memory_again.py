@@ -32,7 +32,8 @@ def runner() -> Any:  # noqa: ANN401  of parts only
     )
     made.law = SimpleNamespace(name="parity")
     made.warm_up = lambda: None
-    made._worker = SimpleNamespace(run=lambda *_: Outcome("done", {"status": "PASS"}))
+    passes = Outcome("done", {"status": "PASS"})
+    made._worker = SimpleNamespace(run=lambda *_: passes, shares_gpu=False)
     return made
 
 
@@ -284,6 +285,6 @@ def test_what_would_not_fit_into_a_fresh_process_either_is_no_crash(
     runner: Any,  # noqa: ANN401
 ) -> None:
     full = MemoryUse(limit=1 << 30, left=600 << 20)
-    runner._worker = SimpleNamespace(run=lambda *_: Outcome("done", NONE))
+    runner._worker = SimpleNamespace(run=lambda *_: Outcome("done", NONE), shares_gpu=False)
     first = Outcome("done", NONE, memory=full)
     assert runner._with_memory(AttentionProblem(), first)[1].status == "UNSUPPORTED"
