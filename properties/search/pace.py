@@ -11,8 +11,7 @@ from .ending import Ending
 HASTE: Final = 1.5
 """Multiplier on a law's share of the time that is left: many laws end before their share is over.
 
-Were all to take theirs, a tenth of the laws would have three hundredths of the time at the end, in
-which a law of a GPU's gate still reaches its floor."""
+Were all to take theirs, the last tenth of the laws would have three hundredths of the time."""
 LEAST_SECONDS: Final = 0.2
 """What a law may take that begins at all."""
 

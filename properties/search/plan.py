@@ -151,8 +151,8 @@ def of_operation(plan: Plan, operation: str, backend: str = "") -> Plan:
         operation: the operation.
         backend: the backend of the implementation, where that matters.
     """
-    # A published reference is wrong on a GPU where it is wrong on a CPU, and is no kernel: at 0.3
-    # to 1.3 s a problem, twelve of them took 23 % of the workers' time of a gate on an H200.
+    # A published reference is wrong on a GPU where it is wrong on a CPU, and is no kernel: at
+    # 0.07 to 1.3 s a problem, 16 of them took 23 % of the laws' time of a gate on an H200.
     a_reference = backend in REFERENCES and plan.device == "cuda" and plan.share < 1
     if light_of(plan, operation) or a_reference:
         return replace(plan, share=LIGHT_SHARE * plan.share)

@@ -14,6 +14,7 @@ from kernelproof.properties.isolation.outcome import (
     KILLED_FOR_MEMORY,
     Outcome,
 )
+from kernelproof.properties.isolation.process import FORKS
 from kernelproof.properties.verdicts.memory_need import LIMIT_VARIABLE
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.properties.worker.memory_deaths import of_earlier_calls
@@ -188,3 +189,10 @@ def test_whom_the_kernel_ends_for_lack_of_memory_is_to_blame_where_it_took_much(
     (verdict,) = verdicts(tmp_path, monkeypatch, allocate, SMALL)
     assert (verdict.status, verdict.kind) == (status, kind), verdict
     assert said in verdict.message
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_workers_of_each_device_are_forks(device: str) -> None:
+    # A start costs hundredths of a second then, not an import of torch.
+    with open_pool(device, started=False) as pool:
+        assert pool._supply.recipe.are_forks == FORKS
